@@ -1,0 +1,234 @@
+"""Typed settings of every task: what a composed Hydra config must look like before anything runs.
+
+Hydra composes, these models check. All problems of a config are reported at once, each under its dotted key.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from bcs_lab.errors import ConfigError
+
+
+class Section(BaseModel):
+    """A block of settings: strict types (``flag=no`` is not a boolean) and no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    if len(set(values)) != len(values):
+        raise ValueError(f"expected distinct values, got {values}")
+    return values
+
+
+Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Names = Annotated[list[str], Field(min_length=1), AfterValidator(_distinct)]
+
+
+class CorpusConfig(Section):
+    """Which pairs, and what to do with bad rows."""
+
+    kind: str
+    root: str | None = None
+    teachers: Names | None = None
+    on_bad_row: Literal["error", "skip"] = "error"
+    max_image_pixels: PositiveInt = 64_000_000
+
+
+class EncoderConfig(Section):
+    """Which frozen encoders, in which order, and how they compute."""
+
+    name: str
+    names: Names
+    only_stored: bool = False
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    stand_in: dict[str, str] | None = None
+    device: str = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    batch_size: PositiveInt = 32
+
+
+class ConsensusConfig(Section):
+    """How the teachers' answers become targets (eq. 12) and agreement weights (eq. 18)."""
+
+    weight: Literal["variance", "step", "uniform"]
+
+
+class SplitConfig(Section):
+    """How pairs are divided into train, validation and test."""
+
+    scheme: Literal["concept", "subject", "method", "pair", "kfold"]
+    fractions: tuple[Fraction, Fraction, Fraction] = (0.70, 0.15, 0.15)
+    seed: Seed = 42
+    folds: Annotated[int, Field(ge=3)] = 5
+    fold: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _list_is_a_tuple(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and isinstance(value.get("fractions"), list):
+            return {**value, "fractions": tuple(value["fractions"])}
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SplitConfig:
+        if abs(sum(self.fractions) - 1.0) > 1e-6:
+            raise ValueError(f"fractions: expected three shares that sum to 1, got {list(self.fractions)}")
+        if self.fold >= self.folds:
+            raise ValueError(f"fold: expected 0 to {self.folds - 1}, got {self.fold}")
+        return self
+
+
+class HeadConfig(BaseModel):
+    """Name of a head and its own settings, which the head checks."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    name: str
+    snap: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is passed on to the head."""
+        return dict(self.model_extra or {})
+
+
+class OptimConfig(Section):
+    """AdamW and its schedule (Table 13)."""
+
+    lr: Annotated[float, Field(gt=0.0)]
+    weight_decay: Annotated[float, Field(ge=0.0)]
+    schedule: Literal["cosine", "none"]
+    eta_min_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+
+
+class TrainerConfig(Section):
+    """Length of training and where it runs (Table 13)."""
+
+    max_epochs: PositiveInt
+    patience: PositiveInt
+    min_delta: Annotated[float, Field(ge=0.0)] = 1e-6
+    batch_size: PositiveInt
+    gradient_clip_val: Annotated[float, Field(gt=0.0)] | None = 1.0
+    accelerator: str = "auto"
+    precision: str = "32-true"
+
+
+class BootstrapConfig(Section):
+    """Concept-clustered bootstrap of the test metrics."""
+
+    resamples: Annotated[int, Field(ge=100)]
+    seed: Seed = 0
+
+
+class LoggerConfig(Section):
+    """Where curves are mirrored; the files of the run stay the record."""
+
+    name: Literal["wandb", "csv", "none"]
+    project: str = "bcs_lab"
+    entity: str | None = None
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+
+
+class TrainConfig(Section):
+    """Settings of ``bcs train``."""
+
+    corpus: CorpusConfig
+    encoder: EncoderConfig
+    teachers: Annotated[int, Field(strict=True)] | str | list[str]
+    consensus: ConsensusConfig
+    split: SplitConfig
+    head: HeadConfig
+    optim: OptimConfig
+    trainer: TrainerConfig
+    seeds: Annotated[list[Seed], Field(min_length=1), AfterValidator(_distinct)]
+    bootstrap: BootstrapConfig
+    logger: LoggerConfig
+    store: str
+    force: bool = False
+
+
+class EmbedConfig(Section):
+    """Settings of ``bcs embed``."""
+
+    corpus: CorpusConfig
+    encoder: EncoderConfig
+    source: Literal["images", "npz"]
+    path: str | None = None
+    overwrite: bool = False
+    store: str
+    force: bool = False
+
+
+class ExportConfig(Section):
+    """Settings of ``bcs corpus export``."""
+
+    corpus: CorpusConfig
+    encoder: EncoderConfig
+    encoders: Names
+    out: str
+    card: str | None = None
+    overwrite: bool = False
+    store: str
+    force: bool = False
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse(model: type[Model], values: Mapping[str, Any]) -> Model:
+    """Check a composed config.
+
+    Args:
+        model: the task's settings.
+        values: plain containers, all interpolations resolved.
+
+    Raises:
+        ConfigError: listing every problem under its dotted key.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        lines = [f"  - {line}" for line in dict.fromkeys(_describe(model, item) for item in error.errors())]
+        raise ConfigError(f"{len(lines)} config problem(s):\n" + "\n".join(lines)) from None
+
+
+def _describe(model: type[BaseModel], item: Any) -> str:
+    steps = [str(step) for step in item["loc"]]
+    # Branches of a union and list indices are pydantic's bookkeeping, not part of the user's key.
+    while steps and steps[-1] in {"int", "str", "list[str]", "function-after[_distinct()", "constrained-int"}:
+        steps.pop()
+    key = ".".join(steps) or "config"
+    found = item.get("input")
+    shown = type(found).__name__ if isinstance(found, (dict, BaseModel)) else repr(found)
+    if item["type"] == "extra_forbidden":
+        known = _keys(model, steps[:-1])
+        near = difflib.get_close_matches(steps[-1], known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+        return f"{key}: unknown key; {hint}"
+    if item["type"] == "missing":
+        return f"{key}: a value is needed"
+    return f"{key}: {item['msg'][0].lower()}{item['msg'][1:]}, got {shown}"
+
+
+def _keys(model: type[BaseModel], steps: list[str]) -> list[str]:
+    current: Any = model
+    for step in steps:
+        annotation = current.model_fields[step].annotation if step in current.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        current = annotation
+    return sorted(current.model_fields)
+
+
+def absolute(path: str | None, base: Path) -> Path | None:
+    """A path of a config, relative to the folder the command was started in."""
+    return None if path is None else (base / Path(path).expanduser()).resolve()

@@ -1,0 +1,292 @@
+"""Run a task under Hydra: run folders, job records, sweeps that go on after a failure, one clear message an error.
+
+Every job folder holds ``run.json``: its state (``running``, ``finished``, ``failed`` or ``interrupted``), overrides,
+error and times. A sweep that is started again in the same folder keeps its finished jobs.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import hydra
+from filelock import FileLock, Timeout
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bcs_lab import __version__
+from bcs_lab.cli import Task, choices, config_dir
+from bcs_lab.errors import BCSError, ConfigError, RunError
+from bcs_lab.files import read_json, write_json
+
+log = logging.getLogger(__name__)
+
+RECORD = "run.json"
+#: Settings that do not change a result, so that a finished job is recognised whatever they are.
+_IRRELEVANT = ("force", "logger", "store")
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
+
+# What happened in this process; Hydra itself returns nothing to the caller of a main function.
+_failure: Exception | None = None
+_sweep_dir: Path | None = None
+_sweep_failed = False
+
+
+def launch(task: Task, overrides: Sequence[str]) -> int:
+    """Run a task with Hydra overrides and return its exit status.
+
+    Returns:
+        0 done; 1 a job of a sweep failed, or an unexpected error; 2 bad input; 130 interrupted.
+    """
+    if task.config is None:
+        return _guarded(lambda: importlib.import_module(task.module).run(list(overrides)))
+    # Two commands can start in the same second: the suffix keeps their folders apart.
+    os.environ["BCS_RUN_ID"] = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
+    # Errors are reported here, not by Hydra.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    return _guarded(lambda: _hydra(task, list(overrides)))
+
+
+def _hydra(task: Task, overrides: list[str]) -> int:
+    global _failure, _sweep_dir, _sweep_failed
+    _failure, _sweep_dir, _sweep_failed = None, None, False
+
+    def job(cfg: DictConfig) -> None:
+        run_job(cfg, task.module)
+
+    sys.argv = [f"bcs {task.name}", *overrides]
+    hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=task.config)(job)()
+    if _failure is not None:
+        raise _failure
+    return 1 if _sweep_failed else 0
+
+
+def _guarded(action: Callable[[], int | None]) -> int:
+    """Turn what can go wrong into one message on stderr and an exit status."""
+    previous = signal.getsignal(signal.SIGTERM)
+    try:
+        signal.signal(signal.SIGTERM, _interrupt)
+    except ValueError:  # not the main thread: whoever runs us handles signals
+        previous = None
+    try:
+        return int(action() or 0)
+    except BCSError as error:
+        return _say(str(error), 2)
+    except MissingConfigException as error:
+        return _say(_missing_option(error), 2)
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__
+        return _say(f"{error}{f' ({cause})' if cause is not None and str(cause) not in str(error) else ''}".strip(), 2)
+    except KeyboardInterrupt:
+        if _sweep_dir is not None:
+            print(job_table(_sweep_dir), file=sys.stderr)
+            print(f"To go on and keep the finished jobs, add: hydra.sweep.dir={_sweep_dir}", file=sys.stderr)
+        return _say("interrupted", 130)
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        return _say(
+            f"cannot write {error.filename or 'a file'}: {error.strerror}. Run folders go below `runs/` in the current "
+            "folder; choose another with hydra.run.dir=DIR (hydra.sweep.dir=DIR under -m).",
+            2,
+        )
+    finally:
+        if previous is not None:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _say(message: str, status: int) -> int:
+    print(f"bcs: {message}", file=sys.stderr)
+    return status
+
+
+def _missing_option(error: MissingConfigException) -> str:
+    from difflib import get_close_matches
+
+    missing = error.missing_cfg_file
+    if missing is None or "/" not in missing:
+        return str(error).strip()
+    group, name = missing.rsplit("/", 1)
+    options = choices(group)
+    near = get_close_matches(name, options, n=1)
+    hint = f" Did you mean {group}={near[0]}?" if near else ""
+    return f"{group}={name}: no such {group}.{hint} Choices: {', '.join(options)}."
+
+
+# ---------------------------------------------------------------------------------------------------------------- jobs
+
+
+def run_job(cfg: DictConfig, module: str) -> None:
+    """Run one job in its Hydra folder and keep its record.
+
+    A failing job of a sweep is recorded and the sweep goes on; the failure of a single run is reported at the end of
+    the command.
+    """
+    global _failure
+    hydra_config = HydraConfig.get()
+    out = Path(hydra_config.runtime.output_dir).resolve()
+    start = Path(hydra_config.runtime.cwd)
+    try:
+        _record_and_run(cfg, module, out, start, list(hydra_config.overrides.task))
+    except Exception as error:
+        if hydra_config.mode == RunMode.MULTIRUN:
+            message = str(error) if isinstance(error, (BCSError, OmegaConfBaseException)) else traceback.format_exc()
+            log.error("job %s failed: %s", hydra_config.job.num, message)
+        else:
+            _failure = error
+
+
+def _record_and_run(cfg: DictConfig, module: str, out: Path, start: Path, overrides: list[str]) -> None:
+    values = resolve(cfg)
+    digest = config_digest(values)
+    with only_run_in(out):
+        earlier = read_record(out)
+        if earlier.get("state") == "finished" and not values.get("force"):
+            if earlier.get("config") != digest:
+                raise RunError(
+                    f"{out} already holds a finished run with other settings. Choose another folder "
+                    "(hydra.run.dir=DIR, hydra.sweep.dir=DIR under -m) or add force=true to replace it."
+                )
+            log.info("already finished, kept: %s (force=true runs it again)", out)
+            return
+        record = {
+            "task": module.rsplit(".", 1)[-1],
+            "state": "running",
+            "overrides": overrides,
+            "error": None,
+            "config": digest,
+            "bcs_lab": __version__,
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "seconds": None,
+        }
+        write_json(out / RECORD, record)
+        started = time.monotonic()
+        try:
+            facts = importlib.import_module(module).run(values, out, start)
+            record.update(facts or {}, state="finished")
+        except KeyboardInterrupt:
+            record.update(state="interrupted", error="interrupted")
+            raise
+        except Exception as error:
+            record.update(state="failed", error=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            record["seconds"] = round(time.monotonic() - started, 3)
+            write_json(out / RECORD, record)
+
+
+def resolve(cfg: DictConfig) -> dict[str, Any]:
+    """A composed config as plain containers.
+
+    Raises:
+        ConfigError: naming every key that still needs a value.
+    """
+    missing = sorted(key for key in OmegaConf.missing_keys(cfg) if not key.startswith("hydra."))
+    if missing:
+        raise ConfigError("these settings need a value: " + ", ".join(f"{key}=…" for key in missing))
+    values = OmegaConf.to_container(cfg, resolve=True)
+    if not isinstance(values, dict):
+        raise ConfigError(f"expected a mapping of settings, got {type(values).__name__}")
+    return {str(key): value for key, value in values.items() if key != "hydra"}
+
+
+def config_digest(values: Mapping[str, Any]) -> str:
+    """Digest of the settings that decide a result."""
+    relevant = {key: value for key, value in values.items() if key not in _IRRELEVANT}
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of a job folder; empty when there is none or it is damaged."""
+    try:
+        value = read_json(folder / RECORD)
+    except (OSError, RunError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+@contextmanager
+def only_run_in(folder: Path) -> Iterator[None]:
+    """Refuse a second run in a folder where one is going on.
+
+    Raises:
+        RunError: another process holds the folder.
+    """
+    lock = FileLock(str(folder / ".run.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RunError(f"another run is going on in {folder}; choose another folder") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+# -------------------------------------------------------------------------------------------------------------- sweeps
+
+
+class SweepEnd(Callback):
+    """At the end of a multirun: one line a job, and for training one comparison of the finished runs."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Remember the folder, so that an interrupted sweep can say how to go on."""
+        global _sweep_dir
+        _sweep_dir = Path(str(config.hydra.sweep.dir)).resolve()
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Report every job, compare the finished ones, and remember whether one failed."""
+        global _sweep_failed
+        folder = Path(str(config.hydra.sweep.dir)).resolve()
+        records = job_records(folder)
+        failed = [number for number, record in records.items() if record.get("state") != "finished"]
+        _sweep_failed = bool(failed)
+        if failed:
+            print(job_table(folder))
+            print(f"To run only what is missing, start the same command with: hydra.sweep.dir={folder}")
+        if any(record.get("task") == "train" and record.get("state") == "finished" for record in records.values()):
+            from bcs_lab.report.compare import compare
+
+            print(compare([folder], folder))
+
+
+def job_records(folder: Path) -> dict[str, dict[str, Any]]:
+    """Records of the jobs of a sweep, in job order."""
+    jobs = [path.parent for path in folder.glob(f"*/{RECORD}")]
+    jobs.sort(key=lambda path: (not path.name.isdigit(), int(path.name) if path.name.isdigit() else 0, path.name))
+    return {path.name: read_record(path) for path in jobs}
+
+
+def job_table(folder: Path) -> str:
+    """One line a job: number, state, overrides, error."""
+    lines = [f"Jobs in {folder}:"]
+    for number, record in job_records(folder).items():
+        overrides = " ".join(record.get("overrides", []))
+        lines.append(f"  {number:>3}  {record.get('state', '?'):<11}  {overrides}")
+        if record.get("error"):
+            first, *rest = str(record["error"]).splitlines()
+            lines.append(f"       {first}{' …' if rest else ''}")
+    return "\n".join(lines)

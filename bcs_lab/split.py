@@ -1,0 +1,275 @@
+"""Train, validation and test parts that share no concept, subject or method (Section 5.3)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import re
+import unicodedata
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from bcs_lab.errors import ConfigError, SplitError
+
+PARTS = ("train", "val", "test")
+SCHEMES = ("concept", "subject", "method", "pair", "kfold")
+
+#: Seeded draws of which the best-balanced one is kept where groups differ much in size.
+_DRAWS = 256
+#: Spellings of "no subject is known", compared after folding.
+_NO_SUBJECT = frozenset({"", "na", "n/a", "nan", "none", "null", "unknown"})
+
+
+@dataclass
+class Split:
+    """Which part every pair of a corpus belongs to; checked for leaks when it is made.
+
+    Attributes:
+        scheme: ``concept``, ``subject``, ``method``, ``pair`` or ``kfold``.
+        seed: seed of the shuffle.
+        assignment: [n_pairs] of ``"train"``, ``"val"`` or ``"test"``, in corpus order.
+        pair_ids: [n_pairs], in corpus order.
+        groups: [n_pairs] key of the group a pair was assigned with; no group is in two parts.
+        fold: the test fold of ``kfold``, else ``None``.
+        folds: the number of folds of ``kfold``, else ``None``.
+        hash: sha256 (64 hex digits) over the sorted lines ``pair_id<TAB>part``, each ended by a newline; two splits
+            with one hash are the same split.
+    """
+
+    scheme: str
+    seed: int
+    assignment: NDArray[np.str_]
+    pair_ids: NDArray[np.object_]
+    groups: NDArray[np.object_]
+    fold: int | None = None
+    folds: int | None = None
+    hash: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not len(self.assignment) == len(self.pair_ids) == len(self.groups):
+            raise SplitError(
+                f"split={self.scheme}: {len(self.assignment)} parts for {len(self.pair_ids)} pairs in "
+                f"{len(self.groups)} groups; expected one of each a pair."
+            )
+        part_of: dict[Hashable, str] = {}
+        for group, part in zip(self.groups, self.assignment, strict=True):
+            if part not in PARTS:
+                raise SplitError(f"split={self.scheme}: unknown part {part!r}, expected one of {', '.join(PARTS)}.")
+            if part_of.setdefault(group, str(part)) != part:
+                raise SplitError(f"split={self.scheme}: group {group!r} is in both {part_of[group]} and {part}.")
+        lines = sorted(f"{pair}\t{part}\n" for pair, part in zip(self.pair_ids, self.assignment, strict=True))
+        self.hash = hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def indices(self, part: str) -> NDArray[np.int64]:
+        """Positions of the pairs of one part, ascending."""
+        if part not in PARTS:
+            raise ValueError(f"Expected `part` to be one of {', '.join(PARTS)} but got {part!r}.")
+        return np.flatnonzero(self.assignment == part).astype(np.int64)
+
+    def counts(self) -> dict[str, int]:
+        """Number of pairs of every part."""
+        return {part: int((self.assignment == part).sum()) for part in PARTS}
+
+    def to_frame(self, pairs: pd.DataFrame) -> pd.DataFrame:
+        """The table ``pair_id, concept, split`` of the pairs this split was made from."""
+        if list(pairs["pair_id"]) != list(self.pair_ids):
+            raise SplitError("The pairs given are not those this split was made from; pair ids or their order differ.")
+        return pd.DataFrame(
+            {
+                "pair_id": pairs["pair_id"].to_numpy(dtype=object),
+                "concept": pairs["concept"].to_numpy(dtype=object),
+                "split": self.assignment.astype(object),
+            }
+        )
+
+
+def concept_key(name: str) -> str:
+    """One key for all spellings of a concept, so that two sources cannot leak it from train to test.
+
+    Unifies case, Unicode form (NFKC), spaces, hyphens and underscores, and drops the five-digit prefix of THINGS
+    folders: ``Aircraft Carrier``, ``aircraft-carrier`` and ``00001_aircraft_carrier`` are one concept. Other digits
+    mean something: ``01``, ``747_airliner``, ``chest1`` and ``chest2`` stay themselves, as does ``NA``.
+    """
+    return re.sub(r"^\d{5}_(?=.)", "", _fold(name))
+
+
+def _fold(text: str) -> str:
+    plain = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", str(text)).casefold())
+    return re.sub(r"[\s_\-\u2010-\u2015]+", "_", plain).strip("_") or plain.strip()
+
+
+def _subject_key(name: str) -> str:
+    key = _fold(name)
+    return "na" if key in _NO_SUBJECT else key
+
+
+_KEYS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "concept": ("concept", concept_key),
+    "kfold": ("concept", concept_key),
+    "subject": ("subject", _subject_key),
+    "method": ("method", _fold),
+    "pair": ("pair_id", str),
+}
+
+
+def make_split(
+    pairs: pd.DataFrame,
+    scheme: str = "concept",
+    fractions: Sequence[float] = (0.70, 0.15, 0.15),
+    seed: int = 42,
+    folds: int = 5,
+    fold: int = 0,
+) -> Split:
+    """Assign every pair to train, val or test.
+
+    ``concept`` shuffles concepts and cuts them at 0.70 and 0.85 of their number, exactly as the authors' code does for
+    the same pair ids. ``subject`` and ``method`` have few groups of very different sizes, so cutting their number would
+    give odd parts: of 256 seeded draws the one closest to the fractions *in pairs* is kept. Pairs without a subject form
+    one group, since two of them may show the same brain. ``kfold`` groups by concept, balances the folds in pairs, tests
+    on fold ``fold`` and validates on the next one; over all folds every pair is tested exactly once. ``pair`` ignores
+    groups, so concepts leak; it is there to measure by how much.
+
+    Args:
+        pairs: the corpus' pairs; columns pair_id, method, subject, concept are used.
+        scheme: ``concept``, ``subject``, ``method``, ``pair`` or ``kfold``.
+        fractions: train, val and test shares, each above 0, sum 1; not used by ``kfold``.
+        seed: seed of the shuffle.
+        folds: number of folds of ``kfold``, at least 3.
+        fold: the test fold of ``kfold``, 0 to ``folds - 1``.
+
+    Returns:
+        The split, group-disjoint, with no part empty.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+        SplitError: the corpus has too few groups for this scheme; the message says which scheme would work.
+    """
+    fractions = _checked_fractions(fractions)
+    if scheme not in SCHEMES:
+        raise ConfigError(f"split={scheme}: expected one of {', '.join(SCHEMES)}.")
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise ConfigError(f"split.seed={seed!r}: expected a whole number.")
+    ids = [str(pair) for pair in pairs["pair_id"]]
+    if len(set(ids)) != len(ids):
+        twice = sorted({pair for pair in ids if ids.count(pair) > 1})[:5]
+        raise SplitError(f"split={scheme}: pair ids must be unique, found more than once: {', '.join(twice)}.")
+    column, key = _KEYS[scheme]
+    groups = [key(value) for value in pairs[column]]
+
+    sizes: dict[str, int] = {}
+    for _, group in sorted(zip(ids, groups, strict=True)):  # first appearance in the order of pair ids
+        sizes[group] = sizes.get(group, 0) + 1
+    needed = len(PARTS)
+    if scheme == "kfold":
+        needed = _checked_folds(folds, fold)
+    if len(sizes) < needed:
+        raise SplitError(_too_few(pairs, scheme, column, list(sizes), needed))
+
+    if scheme == "kfold":
+        part_of = _kfold(sizes, int(seed), folds, fold)
+    elif scheme in ("subject", "method"):
+        part_of = _balanced(sizes, fractions, int(seed))
+    else:
+        part_of = _cut(list(sizes), fractions, int(seed))
+    return Split(
+        scheme=scheme,
+        seed=int(seed),
+        assignment=np.array([part_of[group] for group in groups], dtype="<U5"),
+        pair_ids=np.array(ids, dtype=object),
+        groups=np.array(groups, dtype=object),
+        fold=fold if scheme == "kfold" else None,
+        folds=folds if scheme == "kfold" else None,
+    )
+
+
+def _cut(groups: list[str], fractions: tuple[float, float, float], seed: int) -> dict[str, str]:
+    """Shuffle and cut by number of groups, as the authors' code."""
+    random.Random(seed).shuffle(groups)
+    n = len(groups)
+    first = round(n * fractions[0])
+    second = round(n * (fractions[0] + fractions[1]))
+    # Below six groups the authors' cuts leave a part empty (an error there); give it one group instead.
+    first = min(max(first, 1), n - 2)
+    second = min(max(second, first + 1), n - 1)
+    return {group: PARTS[(i >= first) + (i >= second)] for i, group in enumerate(groups)}
+
+
+def _balanced(sizes: dict[str, int], fractions: tuple[float, float, float], seed: int) -> dict[str, str]:
+    """The best of many seeded draws; in each, a group goes where most pairs are still wanted."""
+    rng = random.Random(seed)
+    targets = [fraction * sum(sizes.values()) for fraction in fractions]
+    groups = list(sizes)
+    best: tuple[float, dict[str, str]] | None = None
+    for _ in range(_DRAWS):
+        rng.shuffle(groups)
+        filled = [0, 0, 0]
+        part_of: dict[str, str] = {}
+        for done, group in enumerate(groups):
+            empty = [part for part in range(3) if filled[part] == 0]
+            choices = empty if len(groups) - done <= len(empty) else [0, 1, 2]
+            part = max(choices, key=lambda i: targets[i] - filled[i])
+            filled[part] += sizes[group]
+            part_of[group] = PARTS[part]
+        off = sum(abs(target - count) for target, count in zip(targets, filled, strict=True))
+        if best is None or off < best[0] - 1e-9:
+            best = (off, part_of)
+    assert best is not None  # _DRAWS is positive
+    return best[1]
+
+
+def _kfold(sizes: dict[str, int], seed: int, folds: int, fold: int) -> dict[str, str]:
+    groups = list(sizes)
+    random.Random(seed).shuffle(groups)
+    groups.sort(key=lambda group: -sizes[group])  # largest first into the emptiest fold; ties stay shuffled
+    filled = [0] * folds
+    part_of = {}
+    for group in groups:
+        k = filled.index(min(filled))
+        filled[k] += sizes[group]
+        part_of[group] = "test" if k == fold else "val" if k == (fold + 1) % folds else "train"
+    return part_of
+
+
+def _checked_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
+    try:
+        values = [float(value) for value in fractions]
+    except (TypeError, ValueError):
+        values = []
+    good = len(values) == 3 and all(math.isfinite(v) and v > 0 for v in values) and abs(sum(values) - 1) < 1e-6
+    if not good:
+        raise ConfigError(
+            f"split.fractions={fractions}: expected three numbers above 0 for train, val and test that sum to 1, "
+            "such as [0.70,0.15,0.15]."
+        )
+    return values[0], values[1], values[2]
+
+
+def _checked_folds(folds: int, fold: int) -> int:
+    if isinstance(folds, bool) or not isinstance(folds, (int, np.integer)) or folds < 3:
+        raise ConfigError(f"split.folds={folds}: expected a whole number of at least 3 (train, val and test folds).")
+    if isinstance(fold, bool) or not isinstance(fold, (int, np.integer)) or not 0 <= fold < folds:
+        raise ConfigError(f"split.fold={fold}: expected a whole number from 0 to {folds - 1} (split.folds={folds}).")
+    return int(folds)
+
+
+def _too_few(pairs: pd.DataFrame, scheme: str, column: str, groups: list[str], needed: int) -> str:
+    counts = {}
+    for other in ("concept", "method", "subject", "pair"):
+        name, key = _KEYS[other]
+        counts[other] = len({key(value) for value in pairs[name]})
+    ways = [f"split={other}" for other, count in counts.items() if other != scheme and count >= len(PARTS)]
+    if scheme == "kfold" and len(groups) >= 3:
+        ways.insert(0, f"split.folds={len(groups)}")
+    word = "pair" if column == "pair_id" else column
+    names = f" ({', '.join(map(repr, groups[:3]))})" if column != "pair_id" and 0 < len(groups) <= 3 else ""
+    have = ", ".join(f"{count} {other}{'' if count == 1 else 's'}" for other, count in counts.items())
+    advice = f"use {' or '.join(ways)}" if ways else "add pairs"
+    return (
+        f"split={scheme}: {len(groups)} {word}{'' if len(groups) == 1 else 's'}{names} cannot be divided into "
+        f"{needed} {'folds' if scheme == 'kfold' else 'parts'}; the corpus has {have}: {advice}."
+    )
