@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -179,7 +179,7 @@ def _record_and_run(cfg: DictConfig, module: str, out: Path, start: Path, overri
             "error": None,
             "config": digest,
             "bcs_lab": __version__,
-            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": None,
         }
         write_json(out / RECORD, record)
@@ -204,13 +204,23 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         ConfigError: naming every key that still needs a value.
     """
-    missing = sorted(key for key in OmegaConf.missing_keys(cfg) if not key.startswith("hydra."))
+    missing = sorted(_unset(OmegaConf.to_container(cfg, resolve=False)))
     if missing:
         raise ConfigError("these settings need a value: " + ", ".join(f"{key}=…" for key in missing))
     values = OmegaConf.to_container(cfg, resolve=True)
     if not isinstance(values, dict):
         raise ConfigError(f"expected a mapping of settings, got {type(values).__name__}")
     return {str(key): value for key, value in values.items() if key != "hydra"}
+
+
+def _unset(value: Any, key: str = "") -> Iterator[str]:
+    """Dotted keys that hold ``???``, leaving out Hydra's own."""
+    if value == "???":
+        yield key
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if key or name != "hydra":
+                yield from _unset(item, f"{key}.{name}" if key else str(name))
 
 
 def config_digest(values: Mapping[str, Any]) -> str:

@@ -129,10 +129,10 @@ def make_split(
 
     ``concept`` shuffles concepts and cuts them at 0.70 and 0.85 of their number, exactly as the authors' code does for
     the same pair ids. ``subject`` and ``method`` have few groups of very different sizes, so cutting their number would
-    give odd parts: of 256 seeded draws the one closest to the fractions *in pairs* is kept. Pairs without a subject form
-    one group, since two of them may show the same brain. ``kfold`` groups by concept, balances the folds in pairs, tests
-    on fold ``fold`` and validates on the next one; over all folds every pair is tested exactly once. ``pair`` ignores
-    groups, so concepts leak; it is there to measure by how much.
+    give odd parts: of 256 seeded draws the one closest to the fractions *in pairs* is kept. Pairs without a subject
+    form one group, since two of them may show the same brain. ``kfold`` groups by concept, balances the folds in
+    pairs, tests on fold ``fold`` and validates on the next one; over all folds every pair is tested exactly once.
+    ``pair`` ignores groups, so concepts leak; it is there to measure by how much.
 
     Args:
         pairs: the corpus' pairs; columns pair_id, method, subject, concept are used.

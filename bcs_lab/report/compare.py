@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,8 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     )
 
 
-def load_run(folder: Path) -> tuple[Row, list[Row]]:
-    """A finished run as its table row and its baseline rows.
+def load_run(folder: Path) -> tuple[Row, dict[str, str], list[Row]]:
+    """A finished run as its table row (not yet labelled), what tells it from others, and its baseline rows.
 
     Raises:
         RunError: ``metrics.json`` is damaged or lacks keys.
@@ -78,11 +79,12 @@ def load_run(folder: Path) -> tuple[Row, list[Row]]:
         "simulated_teachers": str(bool(metrics.get("simulated_teachers"))).lower(),
         "wall_s": metrics.get("wall_s"),
     }
-    row = Row(RUN, run_label(metrics, settings), metrics["ensemble"], metrics["ci95"], facts)
+    note = " + ".join(metrics["encoders"]) if len(metrics["encoders"]) > 1 else ""
+    row = Row(RUN, "", metrics["ensemble"], metrics["ci95"], note, facts)
     shared = {key: facts[key] for key in ("corpus", "teachers", "split", "split_hash", "n_test")}
     baselines = [Row(BASELINE, "train mean", metrics["baseline"], facts=shared)]
     baselines += [Row(BASELINE, name, values, facts=shared) for name, values in metrics["baselines"].items()]
-    return row, baselines
+    return row, run_parts(metrics, settings), baselines
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -93,46 +95,70 @@ def _settings(folder: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def run_label(metrics: dict[str, Any], settings: dict[str, Any]) -> str:
-    """Encoder, teachers and head in one line; a stand-in or simulated teachers always show."""
-    asked = settings.get("encoder", {}).get("name")
+def run_parts(metrics: dict[str, Any], settings: dict[str, Any]) -> dict[str, str]:
+    """What tells one run from another, each in a few words; a stand-in or simulated teachers always show."""
     used = metrics["encoders"]
-    encoder = used[0] if len(used) == 1 else f"{asked or '+'.join(used)}"
-    if len(used) > 1 and metrics.get("stand_in"):
-        encoder += " (stand-ins)"
-    teachers = f"{len(metrics['teachers'])} teachers" + (" (simulated)" if metrics.get("simulated_teachers") else "")
-    weight = settings.get("consensus", {}).get("weight", "variance")
-    parts = [encoder, teachers, metrics["head"], f"split {metrics['split']}"]
-    if metrics["split"] == "kfold":
-        parts[-1] += f" {settings.get('split', {}).get('fold')}"
-    if weight != "variance":
-        parts.append(f"{weight} weights")
-    return " · ".join(parts)
+    encoder = used[0]
+    if len(used) > 1:
+        encoder = (
+            f"{settings.get('encoder', {}).get('name', 'fusion')}{' (stand-ins)' if metrics.get('stand_in') else ''}"
+        )
+    fold = f" {settings.get('split', {}).get('fold')}" if metrics["split"] == "kfold" else ""
+    teachers = metrics["teachers"]
+    return {
+        "encoder": encoder,
+        "teachers": f"{len(teachers)} teachers{' (simulated)' if metrics.get('simulated_teachers') else ''}",
+        "names": "+".join(teachers),
+        "head": metrics["head"],
+        "weights": f"{settings.get('consensus', {}).get('weight', 'variance')} weights",
+        "split": f"split {metrics['split']}{fold}",
+        "corpus": f"corpus {settings.get('corpus', {}).get('kind', '?')}",
+        "optim": f"lr {settings.get('optim', {}).get('lr')}",
+        "seeds": f"{len(metrics.get('members', []))} seeds",
+    }
 
 
-def collect(folders: Sequence[Path]) -> list[Row]:
-    """Rows of a comparison: the runs, their baselines (each once a set of targets), the paper's Table 6."""
-    runs: list[Row] = []
-    baselines: dict[tuple[str, str, str], Row] = {}
-    for folder in find_runs(folders):
-        row, shared = load_run(folder)
-        runs.append(row)
-        for base in shared:
-            target = tuple(str(base.facts.get(key)) for key in ("corpus", "teachers", "split_hash"))
-            baselines.setdefault((base.label, "|".join(target), str(base.values)), base)
-    runs = _distinct_labels(runs)
-    targets = {(row.facts["teachers"], row.facts["split_hash"]) for row in runs}
-    shown = [
-        Row(BASELINE, base.label + (f" · {_target(base)}" if len(targets) > 1 else ""), base.values, facts=base.facts)
-        for base in baselines.values()
-    ]
-    shown.sort(key=lambda row: str(row.facts.get("teachers")).count(" "))
-    return [*runs, *shown, *paper_rows()]
+def _label_runs(parts: Sequence[Mapping[str, str]]) -> tuple[list[str], str]:
+    """Short labels from what differs between the runs, and one line with what they share."""
+    varying = [key for key in parts[0] if len({entry[key] for entry in parts}) > 1]
+    if "teachers" in varying and len({(entry["teachers"], entry["names"]) for entry in parts}) == len(
+        {entry["teachers"] for entry in parts}
+    ):
+        varying.remove("names")
+    elif "names" in varying and "teachers" in varying:
+        varying.remove("teachers")
+    labelled = [key for key in parts[0] if key in varying or key == "encoder"]
+    labels = [" · ".join(entry[key] for key in labelled) for entry in parts]
+    shared = ", ".join(
+        parts[0][key] for key in parts[0] if key not in varying and key not in {"encoder", "optim", "names"}
+    )
+    return labels, f"All runs: {shared}." if len(parts) > 1 else f"Run: {shared}."
 
 
-def _target(base: Row) -> str:
-    teachers = len(str(base.facts.get("teachers")).split())
-    return f"{teachers} teachers, split {base.facts.get('split')}"
+def collect(folders: Sequence[Path]) -> tuple[list[Row], str]:
+    """Rows of a comparison, and one line with what all runs share.
+
+    The rows are the runs, their baselines (each once a set of targets), and the paper's Table 6.
+    """
+    loaded = [load_run(folder) for folder in find_runs(folders)]
+    labels, shared = _label_runs([parts for _, parts, _ in loaded])
+    runs = _distinct_labels([replace(row, label=label) for (row, _, _), label in zip(loaded, labels, strict=True)])
+    targets = {_targets(row) for row in runs}
+    baselines: dict[tuple[Any, ...], Row] = {}
+    for _, _, rows in loaded:
+        for row in rows:
+            where = f" · {len(str(row.facts['teachers']).split())} teachers, split {row.facts['split']}"
+            shown = replace(row, label=row.label + (where if len(targets) > 1 else ""))
+            baselines.setdefault((row.label, *_targets(row)), shown)
+    ordered = sorted(
+        baselines.values(), key=lambda row: (str(row.facts["split"]), str(row.facts["teachers"]).count(" "))
+    )
+    return [*runs, *ordered, *paper_rows()], shared
+
+
+def _targets(row: Row) -> tuple[Any, ...]:
+    """What the test targets of a row depend on."""
+    return tuple(row.facts[key] for key in ("corpus", "teachers", "split", "split_hash", "n_test"))
 
 
 def _distinct_labels(rows: list[Row]) -> list[Row]:
@@ -141,13 +167,7 @@ def _distinct_labels(rows: list[Row]) -> list[Row]:
     return [
         row
         if labels.count(row.label) == 1
-        else Row(
-            row.kind,
-            f"{row.label} [{'/'.join(Path(str(row.facts['run'])).parts[-2:])}]",
-            row.values,
-            row.ci95,
-            row.facts,
-        )
+        else replace(row, label=f"{row.label} [{'/'.join(Path(str(row.facts['run'])).parts[-2:])}]")
         for row in rows
     ]
 
@@ -165,7 +185,7 @@ def compare(folders: Sequence[Path], out: Path) -> str:
     Raises:
         RunError: no finished run found, or a damaged ``metrics.json``.
     """
-    rows = collect([Path(folder) for folder in folders])
+    rows, shared = collect([Path(folder) for folder in folders])
     flat = csv_rows(rows)
     columns = list(dict.fromkeys(key for entry in flat for key in entry))
     buffer = io.StringIO()
@@ -174,7 +194,7 @@ def compare(folders: Sequence[Path], out: Path) -> str:
     writer.writerows(flat)
     write_text(out / "comparison.csv", buffer.getvalue())
 
-    notes = warnings(rows)
+    notes = [shared, *warnings(rows)]
     lines = [
         "# Comparison of BCS runs",
         "",
@@ -186,8 +206,8 @@ def compare(folders: Sequence[Path], out: Path) -> str:
     write_text(out / "comparison.html", _page(rows, notes))
     return "\n".join(
         [
-            text_table(rows, heading="run"),
-            "*: best run of a column; intervals: bootstrap over whole concepts; –: undefined.",
+            text_table(rows, heading="run", intervals=False),
+            "*: best run of a column; –: undefined; 95 % intervals are in comparison.csv and .html.",
             *notes,
             f"Written: {out / 'comparison.csv'}, comparison.md, comparison.html",
         ]

@@ -111,12 +111,13 @@ def comparison(rows: Sequence[Row]) -> Figure:
     """Pearson correlation with the consensus of both axes, with intervals; the paper's rows in grey beneath."""
     shown = [row for row in rows if row.values.get("pas_r") is not None or row.values.get("sas_r") is not None]
     with rc_context(STYLE):
-        figure = Figure(figsize=(9.5, 1.2 + 0.34 * max(1, len(shown))), layout="constrained")
+        figure = Figure(figsize=(11, 1.3 + 0.32 * max(1, len(shown))), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         for axes, column, name in zip(panels, ("pas_r", "sas_r"), ("T-PAS", "T-SAS"), strict=True):
             for index, row in enumerate(shown):
                 _dot(axes, row, column, len(shown) - 1 - index)
-            axes.set_title(f"{name}: Pearson correlation with the consensus")
+            axes.set_title(name)
+            axes.set_xlabel("Pearson correlation with the consensus")
             axes.grid(axis="y", visible=False)
         panels[0].set_yticks(range(len(shown)), [row.label for row in reversed(shown)], color=INK)
         panels[0].set_ylim(-0.7, len(shown) - 0.3)

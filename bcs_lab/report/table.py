@@ -39,6 +39,7 @@ class Row:
         label: what is scored.
         values: the columns of :data:`HEADINGS`; ``None`` = undefined or not given.
         ci95: the same keys, ``[low, high]`` or ``None``.
+        note: a second line under the label, such as the encoders of a fusion.
         facts: further columns of the CSV (run folder, encoders, teachers, …).
     """
 
@@ -46,6 +47,7 @@ class Row:
     label: str
     values: Mapping[str, float | None]
     ci95: Mapping[str, Sequence[float] | None] = field(default_factory=dict)
+    note: str = ""
     facts: Mapping[str, str | int | float | None] = field(default_factory=dict)
 
 
@@ -77,8 +79,8 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def text_table(rows: Sequence[Row], *, heading: str = "model") -> str:
-    """Aligned plain text; ``*`` marks the best run of a column, intervals stand on a line of their own."""
+def text_table(rows: Sequence[Row], *, heading: str = "model", intervals: bool = True) -> str:
+    """Aligned plain text; ``*`` marks the best run of a column, intervals and notes stand on lines of their own."""
     best = {column: best_rows(rows, column) for column in HEADINGS}
     body: list[list[str] | str] = []
     kind = RUN
@@ -89,8 +91,10 @@ def text_table(rows: Sequence[Row], *, heading: str = "model") -> str:
         body.append(
             [row.label, *(number(row.values.get(column)) + "*" * (index in best[column]) for column in HEADINGS)]
         )
-        if any(row.ci95.get(column) for column in HEADINGS):
+        if intervals and any(row.ci95.get(column) for column in HEADINGS):
             body.append(["  95 % interval", *(_interval(row.ci95.get(column)) for column in HEADINGS)])
+        if row.note:
+            body.append(f"    {row.note}")
     header = [heading, *HEADINGS.values()]
     cells = [line for line in body if isinstance(line, list)]
     widths = [max(len(line[column]) for line in [header, *cells]) for column in range(len(header))]
@@ -121,7 +125,8 @@ def markdown_table(rows: Sequence[Row], *, heading: str = "model") -> str:
         for column in HEADINGS:
             cell = number(row.values.get(column))
             cells.append(f"**{cell}**" if index in best[column] else cell)
-        lines.append(f"| {escape_markdown(row.label)} | " + " | ".join(cells) + " |")
+        label = escape_markdown(row.label) + (f"<br><sub>{escape_markdown(row.note)}</sub>" if row.note else "")
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,435 @@
+"""Read pairs of one's own: ``DIR/manifest.{csv,parquet,jsonl}``, ``DIR/annotations/*`` and the images they name.
+
+Cells are text and stay what they are; only an empty or null cell of method, subject, rank or candidate becomes the text
+``na`` (unknown). All problems of manifest, annotations and images come in one report.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from bcs_lab.corpus.annotations import Annotations, order_teachers, read_annotations, teacher_files
+from bcs_lab.corpus.images import DEFAULT_MAX_IMAGE_PIXELS, check_image_file, inspect_image
+from bcs_lab.corpus.paths import Resolved, resolve_path
+from bcs_lab.corpus.readers import Findings, Table, read_table
+from bcs_lab.corpus.schema import PAIR_COLUMNS, PATH_COLUMNS, Corpus
+from bcs_lab.errors import CorpusError, ImageError, Problem, listing
+from bcs_lab.teachers.protocol import BCS12, Protocol
+
+logger = logging.getLogger(__name__)
+
+FORMATS = (".csv", ".parquet", ".jsonl")
+UNKNOWN = "na"
+
+#: How other tools call these columns, for the "did you mean".
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "pair_id": ("id", "pair", "pairid", "key"),
+    "method": ("model", "decoder", "algorithm", "approach"),
+    "subject": ("sub", "subj", "subject_id", "participant"),
+    "concept": ("class", "class_name", "label", "category", "object"),
+    "candidate": ("cand", "sample", "candidate_id"),
+    "reference_path": ("reference", "ref_path", "gt_path", "ground_truth_path", "stimulus_path", "target_path"),
+    "reconstruction_path": ("reconstruction", "generated_path", "recon_path", "rec_path", "reconstructed_path"),
+}
+
+#: Most problems printed in one message; the count in its first line is of all.
+SHOWN = 200
+
+
+def load_manifest(
+    root: str | Path | None,
+    *,
+    teachers_order: Sequence[str] | None = None,
+    on_bad_row: str = "error",
+    max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS,
+    protocol: Protocol = BCS12,
+    need_images: bool = True,
+) -> Corpus:
+    """Read a corpus of one's own.
+
+    Args:
+        root: the folder; relative image paths start here.
+        teachers_order: declared order of the teachers, all or some of the annotation files; by default the paper's
+            teachers first, then the others by name.
+        on_bad_row: ``error`` stops with every problem listed; ``skip`` leaves bad rows and records out.
+        max_image_pixels: size limit of an image.
+        protocol: the questions.
+        need_images: ``False`` passes over all checks of paths and files, for embeddings computed elsewhere.
+
+    Returns:
+        The corpus. Headers of all images were read; every pixel is decoded only when it is used, or when a report is
+        written anyway.
+
+    Raises:
+        CorpusError: with all problems at once.
+        ConfigError: ``teachers_order`` does not fit.
+    """
+    folder = corpus_folder(root, "manifest", "that holds manifest.csv and annotations/")
+    path = _manifest_file(folder)
+    found = Findings()
+    table = read_table(path, path.name, found)
+    annotations_folder = folder / "annotations"
+    if table is None or not _check_columns(table, path.name, found) or found.files:
+        _stop(folder, found)
+    if not table.rows and not found.rows:
+        found.file(path.name, "empty manifest: there is a header but no pair")
+        _stop(folder, found)
+    rows = _Rows(table, path.name)
+    _check_cells(rows, found, need_images=need_images)
+    files: dict[str, Path] = {}
+    if need_images:
+        _check_images(rows, folder, max_image_pixels, found)
+    try:
+        files = teacher_files(annotations_folder, found)
+    except CorpusError as error:
+        found.file("annotations", str(error))
+    annotations = None
+    if files:
+        order = order_teachers(list(files), teachers_order)
+        ids = {rows.text("pair_id", i): i for i in rows.usable_ids()}
+        known = table.lost_ids | {rows.text("pair_id", i) for i in range(len(rows))}
+        annotations = _by_row(read_annotations({t: files[t] for t in order}, ids, known, protocol, found), ids, len(rows))
+        if not found.files:
+            _check_answered(rows, annotations, found, skip=on_bad_row == "skip")
+    if found.files or annotations is None or (found.rows and on_bad_row == "error"):
+        if need_images and not found.files:
+            _decode_all(rows, max_image_pixels, found)
+        _stop(folder, found)
+    return _assemble(rows, annotations, folder, path.name, found, on_bad_row, max_image_pixels, protocol, need_images)
+
+
+def corpus_folder(root: str | Path | None, kind: str, what: str) -> Path:
+    """The absolute folder that ``corpus.root`` names.
+
+    Raises:
+        CorpusError: it is not given, does not exist, or is a file.
+    """
+    if root is None or not str(root).strip():
+        raise CorpusError(f"corpus={kind} needs corpus.root=DIR, the folder {what}.")
+    folder = Path(os.path.abspath(Path(root).expanduser()))
+    tried = f"corpus.root={root}" + ("" if str(root) == str(folder) else f" (that is {folder})")
+    if not folder.exists():
+        parent = next(p for p in folder.parents if p.exists())
+        near = difflib.get_close_matches(folder.name, _entries(parent), n=1, cutoff=0.75) if folder.parent == parent else []
+        hint = f" Did you mean {parent / near[0]}?" if near else f" The nearest folder that exists is {parent}."
+        raise CorpusError(f"{tried}: no such folder; expected the folder {what}.{hint}")
+    if not folder.is_dir():
+        raise CorpusError(f"{tried}: is a file; expected the folder {what}. Did you mean corpus.root={folder.parent}?")
+    return folder
+
+
+def _entries(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name + ("/" if entry.is_dir() else "") for entry in folder.iterdir())
+    except OSError:
+        return []
+
+
+def _manifest_file(folder: Path) -> Path:
+    there = [folder / f"manifest{suffix}" for suffix in FORMATS]
+    there = [path for path in there if path.is_file() or path.is_symlink()]
+    expected = "expected exactly one of " + ", ".join(f"manifest{suffix}" for suffix in FORMATS)
+    if len(there) == 1:
+        return there[0]
+    if there:
+        raise CorpusError(f"{folder}: {expected}; found {' and '.join(p.name for p in there)}. Remove all but one.")
+    names = _entries(folder)
+    close = [name for name in names if Path(name).stem.lower().startswith("manifest")]
+    close = close or difflib.get_close_matches("manifest.csv", names, n=2)
+    hint = f" Did you mean {' or '.join(close)}?" if close else ""
+    shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    raise CorpusError(f"{folder}: {expected}; found {shown or 'an empty folder'}.{hint}")
+
+
+def _stop(folder: Path, found: Findings) -> None:
+    problems = found.files + found.rows
+    count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
+    if found.files:
+        advice = "Correct these and start again."
+    else:
+        advice = "Correct these rows, or go on without them: corpus.on_bad_row=skip"
+    raise CorpusError(f"{count} in the corpus {folder}:\n{listing(problems, SHOWN)}\n{advice}")
+
+
+# --- manifest --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Rows:
+    """Rows of a manifest while they are checked; ``bad`` holds the positions of those with a problem."""
+
+    table: Table
+    file: str
+    bad: set[int] = field(default_factory=set)
+    repeats: set[int] = field(default_factory=set)
+    found_paths: dict[str, Path] = field(default_factory=dict)
+    images: dict[int, dict[str, Path]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.table.rows)
+
+    def text(self, column: str, i: int) -> str:
+        return self.table.cells[i].get(column) or ""
+
+    def line(self, i: int) -> int:
+        return self.table.rows[i]
+
+    def where(self, i: int) -> str:
+        return f"{self.file}:{self.line(i)}"
+
+    def problem(self, i: int, message: str, found: Findings) -> None:
+        self.bad.add(i)
+        found.row(self.file, self.line(i), message, self.text("pair_id", i) or None)
+
+    def usable_ids(self) -> list[int]:
+        """Positions whose pair id names exactly one row."""
+        return [i for i in range(len(self)) if self.text("pair_id", i) and i not in self.repeats]
+
+
+def _check_columns(table: Table, file: str, found: Findings) -> bool:
+    """Report missing columns; ``False`` when not even pair ids can be read."""
+    missing = [name for name in PAIR_COLUMNS if name not in table.columns]
+    if not missing or (not table.columns and not table.rows):
+        return True
+    extra = [name for name in table.columns if name not in PAIR_COLUMNS]
+    free = list(extra)
+    parts = []
+    for name in missing:
+        near = _meant(name, free)
+        if near is not None:
+            free.remove(near)
+            parts.append(f"{name} (rename {near!r}?)")
+        else:
+            parts.append(name)
+    plural = "s" if len(missing) > 1 else ""
+    found.file(
+        file,
+        f"missing column{plural} {', '.join(parts)}; unknown columns here: {', '.join(map(repr, extra)) or 'none'}. "
+        f"Expected {', '.join(PAIR_COLUMNS)} (write {UNKNOWN} where a value is unknown)",
+    )
+    return False
+
+
+def _meant(name: str, candidates: list[str]) -> str | None:
+    folded = {candidate.strip().casefold().replace(" ", "_").replace("-", "_"): candidate for candidate in candidates}
+    for wanted in (name, *ALIASES.get(name, ())):
+        if wanted in folded:
+            return folded[wanted]
+    near = difflib.get_close_matches(name, folded, n=1, cutoff=0.7)
+    return folded[near[0]] if near else None
+
+
+def _check_cells(rows: _Rows, found: Findings, *, need_images: bool) -> None:
+    """Ids, empty cells, duplicates; fills unknown cells."""
+    needed = ("pair_id", "concept", *(PATH_COLUMNS if need_images else ()))
+    untrimmed: dict[str, list[int]] = {}
+    seen: dict[str, list[int]] = {}
+    for i, cells in enumerate(rows.table.cells):
+        for column, value in cells.items():
+            if value is None or not value.strip():
+                if column in needed:
+                    what = "is null" if value is None else "is empty"
+                    cells[column] = ""
+                    rows.problem(i, f"column {column} {what}", found)
+                else:
+                    cells[column] = UNKNOWN if column in PAIR_COLUMNS and column not in PATH_COLUMNS else ""
+            elif not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+                cells[column] = value.encode("utf-8", "replace").decode()
+                rows.problem(i, f"column {column} is not valid Unicode text", found)
+            elif column in ("method", "subject", "concept") and value != value.strip():
+                untrimmed.setdefault(column, []).append(i)
+        pair_id = rows.text("pair_id", i)
+        if pair_id != pair_id.strip():
+            rows.problem(i, f"pair_id {pair_id!r} begins or ends with a blank", found)
+        if pair_id:
+            seen.setdefault(pair_id, []).append(i)
+    for column, at in untrimmed.items():
+        logger.warning(
+            "%s: column %s: %d values begin or end with a blank, such as %r in line %d; they are kept as they are",
+            rows.file, column, len(at), rows.text(column, at[0]), rows.line(at[0]),
+        )  # fmt: skip
+    for same in seen.values():
+        if len(same) > 1:
+            _duplicates(rows, same, found)
+
+
+def _duplicates(rows: _Rows, same: list[int], found: Findings) -> None:
+    """One id on several rows: identical rows count once (the first stays), different ones are all doubtful."""
+    first = rows.table.cells[same[0]]
+    identical = all(rows.table.cells[i] == first for i in same[1:])
+    lines = ", ".join(str(rows.line(i)) for i in same)
+    for i in same[1:] if identical else same:
+        rows.repeats.add(i)
+        if identical:
+            message = f"duplicate pair id: repeats line {rows.line(same[0])}"
+        else:
+            message = f"duplicate pair id: used in lines {lines} for different rows"
+        rows.problem(i, message, found)
+
+
+def _check_answered(rows: _Rows, annotations: Annotations, found: Findings, *, skip: bool) -> None:
+    """A pair needs at least one answer of one teacher."""
+    answered = ~np.isnan(annotations.answers).all(axis=(1, 2))
+    for i in rows.usable_ids():
+        if answered[i]:
+            continue
+        if rows.text("pair_id", i) not in annotations.lost:
+            teachers = ", ".join(annotations.teachers)
+            rows.problem(i, f"pair without annotations: no answer from any teacher ({teachers})", found)
+        elif skip:
+            rows.problem(i, "pair without annotations: all its records are bad", found)
+
+
+def _by_row(annotations: Annotations, ids: Mapping[str, int], n: int) -> Annotations:
+    """Spread arrays with one row a usable id to one row a manifest row."""
+    shape = (n, *annotations.answers.shape[1:])
+    answers = np.full(shape, np.nan, dtype=np.float32)
+    rationales = np.full(shape, "", dtype=object)
+    at = list(ids.values())
+    answers[at], rationales[at] = annotations.answers, annotations.rationales
+    return Annotations(annotations.teachers, answers, rationales, annotations.lost)
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+def _check_images(rows: _Rows, root: Path, max_pixels: int, found: Findings) -> None:
+    """Resolve every path, read every header, and look for pairs that compare a file with itself."""
+    listings: dict[Path, list[str]] = {}
+    resolved: dict[str, Resolved] = {}
+    for i in range(len(rows)):
+        for column in PATH_COLUMNS:
+            text = rows.text(column, i)
+            if not text:
+                continue
+            if text not in resolved:
+                resolved[text] = resolve_path(text, root, listings)
+            item = resolved[text]
+            if item.path is None:
+                rows.problem(i, f"{column}: {item.problem}", found)
+                continue
+            if item.warning:
+                logger.warning("%s: pair %r: %s: %s", rows.where(i), rows.text("pair_id", i), column, item.warning)
+                rows.found_paths[text] = item.path
+            rows.images.setdefault(i, {})[column] = item.path
+    distinct = list(dict.fromkeys(path for paths in rows.images.values() for path in paths.values()))
+    checked = dict(zip(distinct, _parallel(_header_check, distinct, max_pixels), strict=True))
+    used: dict[tuple[str, str], list[int]] = {}
+    real = {path: os.path.realpath(path) for path in distinct}
+    warned: set[Path] = set()
+    for i, paths in rows.images.items():
+        for column, path in paths.items():
+            reason, frames = checked[path]
+            if reason is not None:
+                rows.problem(i, f"{column}: {reason}", found)
+            elif frames > 1 and path not in warned:
+                warned.add(path)
+                logger.warning(
+                    "%s: pair %r: %s: %s is an animation of %d frames; every stage uses its first frame only",
+                    rows.where(i), rows.text("pair_id", i), column, path, frames,
+                )  # fmt: skip
+        if len(paths) < len(PATH_COLUMNS):
+            continue
+        a, b = (real[paths[column]] for column in PATH_COLUMNS)
+        if a == b:
+            rows.problem(i, f"reference and reconstruction are the same file: {paths['reference_path']}", found)
+        else:
+            used.setdefault((a, b), []).append(i)
+    _warn_same_files(rows, used)
+
+
+def _warn_same_files(rows: _Rows, used: Mapping[tuple[str, str], list[int]]) -> None:
+    groups = [same for same in used.values() if len({rows.text("pair_id", i) for i in same}) > 1]
+    shown = "; ".join(", ".join(f"{rows.text('pair_id', i)} (line {rows.line(i)})" for i in same) for same in groups[:5])
+    if groups:
+        logger.warning(
+            "%s: %d times the same two files have several pair ids: %s%s",
+            rows.file, len(groups), shown, "" if len(groups) <= 5 else "; …",
+        )  # fmt: skip
+
+
+def _header_check(path: Path, max_pixels: int) -> tuple[str | None, int]:
+    try:
+        return None, inspect_image(path, max_pixels=max_pixels).frames
+    except ImageError as error:
+        return str(error), 0
+
+
+def _full_check(path: Path, max_pixels: int) -> tuple[str | None, int]:
+    return check_image_file(path, max_pixels=max_pixels, decode=True), 0
+
+
+def _parallel(check: object, paths: list[Path], max_pixels: int) -> list[tuple[str | None, int]]:
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(lambda path: check(path, max_pixels), paths))  # type: ignore[operator]
+
+
+def _decode_all(rows: _Rows, max_pixels: int, found: Findings) -> None:
+    """A report is due anyway: decode every image too, so that it is the only one."""
+    bad_texts = {problem.message for problem in found.rows}
+    distinct = list(dict.fromkeys(path for paths in rows.images.values() for path in paths.values()))
+    logger.info("decoding %d images, to list every problem at once", len(distinct))
+    checked = dict(zip(distinct, _parallel(_full_check, distinct, max_pixels), strict=True))
+    for i, paths in rows.images.items():
+        for column, path in paths.items():
+            reason, _ = checked[path]
+            if reason is not None and f"{column}: {reason}" not in bad_texts:
+                rows.problem(i, f"{column}: {reason}", found)
+
+
+# --- result ----------------------------------------------------------------------------------------------------------
+
+
+def _assemble(
+    rows: _Rows,
+    annotations: Annotations,
+    folder: Path,
+    file: str,
+    found: Findings,
+    on_bad_row: str,
+    max_image_pixels: int,
+    protocol: Protocol,
+    need_images: bool,
+) -> Corpus:
+    keep = [i for i in range(len(rows)) if i not in rows.bad]
+    if not keep:
+        message = listing(found.rows, SHOWN)
+        raise CorpusError(f"{folder}: no usable pair is left, all rows have problems ({len(found.rows)}):\n{message}")
+    if found.rows:
+        logger.warning(
+            "%s: %d problems; %d of %d rows are left out (corpus.on_bad_row=skip):\n%s",
+            folder, len(found.rows), len(rows) - len(keep), len(rows), listing(found.rows, 20),
+        )  # fmt: skip
+    keep.sort(key=lambda i: rows.text("pair_id", i))
+    columns = [*PAIR_COLUMNS, *(name for name in rows.table.columns if name not in PAIR_COLUMNS)]
+    pairs = pd.DataFrame({name: [rows.text(name, i) for i in keep] for name in columns}, dtype=object)
+    sources = folder / "sources.csv"
+    return Corpus(
+        name=folder.name,
+        pairs=pairs,
+        teachers=annotations.teachers,
+        answers=annotations.answers[keep],
+        rationales=annotations.rationales[keep],
+        protocol=protocol,
+        root=folder,
+        where=[f"{file}:{rows.line(i)}" for i in keep],
+        skipped=list(found.rows) if on_bad_row == "skip" else [],
+        on_bad_row=on_bad_row,
+        max_image_pixels=max_image_pixels,
+        found_paths=rows.found_paths,
+        sources=sources.read_text(encoding="utf-8", errors="replace") if sources.is_file() else None,
+    )
+
+
+def sorted_problems(problems: Sequence[Problem]) -> list[Problem]:
+    """By file, then row; problems of a whole file first."""
+    return sorted(problems, key=lambda problem: (problem.file, problem.row or 0))

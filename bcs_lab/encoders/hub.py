@@ -1,0 +1,125 @@
+"""Weights from a local folder, the local hub cache, or the hub, in that order, without ever waiting for long.
+
+The hub client retries a dead connection for half a minute or more, so one request with a short time-out asks whether
+the hub answers at all before a download starts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from bcs_lab.errors import EncoderError
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for the hub to answer the first request.
+HUB_TIMEOUT = 3.0
+
+
+def fetch_file(name: str, repo: str, revision: str, filenames: Sequence[str]) -> Path:
+    """The first of ``filenames`` that a hub repository holds.
+
+    Raises:
+        EncoderError: neither the local cache nor the hub gives one; says what was tried.
+    """
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError
+
+    for filename in filenames:
+        cached = try_to_load_from_cache(repo, filename, revision=revision)
+        if isinstance(cached, str):
+            return Path(cached)
+    reason = ""
+    for filename in filenames:
+        try:
+            _probe(repo, filename, revision)
+            logger.info("encoder %s: downloading %s from %s@%s", name, filename, repo, revision)
+            return Path(hf_hub_download(repo, filename, revision=revision, etag_timeout=HUB_TIMEOUT))
+        except EntryNotFoundError:
+            reason = f"the repository holds none of {', '.join(filenames)}"
+        except Exception as error:
+            # Whatever the client raises (its HTTP library changes between versions), the user needs the same answer.
+            reason = _reason(error)
+            break
+    raise unavailable(name, f"{repo}@{revision}", filenames, reason)
+
+
+def fetch_folder(name: str, repo: str, revision: str, required: str, patterns: Sequence[Sequence[str]]) -> Path:
+    """A local folder with a repository's files.
+
+    Args:
+        name: the encoder, for messages.
+        repo: hub repository.
+        revision: branch, tag or commit.
+        required: a file that every usable copy has.
+        patterns: groups of file patterns. The first group is taken; a later one only if no file that matches the last
+            pattern of the group before it was found.
+
+    Raises:
+        EncoderError: as :func:`fetch_file`.
+    """
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
+
+    cached = try_to_load_from_cache(repo, required, revision=revision)
+    if isinstance(cached, str) and any(list(Path(cached).parent.glob(group[-1])) for group in patterns):
+        return Path(cached).parent
+    try:
+        _probe(repo, required, revision)
+        for group in patterns:
+            logger.info("encoder %s: downloading %s@%s", name, repo, revision)
+            folder = Path(
+                snapshot_download(repo, revision=revision, allow_patterns=list(group), etag_timeout=HUB_TIMEOUT)
+            )
+            if list(folder.glob(group[-1])):
+                return folder
+        reason = f"the repository holds no {' or '.join(group[-1] for group in patterns)}"
+    except Exception as error:
+        reason = _reason(error)
+    raise unavailable(name, f"{repo}@{revision}", [required, *(group[-1] for group in patterns)], reason)
+
+
+def unavailable(name: str, where: str, files: Sequence[str], reason: str) -> EncoderError:
+    """The error for weights that cannot be had: what was tried, and the ways out."""
+    from huggingface_hub import constants
+
+    library = name.partition(":")[0] if ":" in name else None
+    key = name if library is None else f"'{name}'"
+    elsewhere = f"encoder={library or 'timm'} encoder.name=/folder"
+    return EncoderError(
+        f"The weights of encoder {name!r} ({where}) cannot be had.\n"
+        f"Tried: the local cache ({constants.HF_HUB_CACHE}): no {', '.join(files)}; the hub ({constants.ENDPOINT}): "
+        f"{reason}.\n"
+        "Ways out:\n"
+        f"  - name a local copy: encoder.options.{key}.source=/folder, or {elsewhere}\n"
+        f"  - download on a machine with a network (`hf download {where.partition('@')[0]}`), copy its cache folder "
+        "here and point HF_HOME at it\n"
+        "  - bring embeddings computed elsewhere: bcs embed source=npz path=FILE encoder.name=NAME\n"
+        "  - use encoders that work offline: encoder=embedded"
+    )
+
+
+def local_source(name: str, source: str | Path | None) -> Path | None:
+    """The option ``source`` as a path.
+
+    Raises:
+        EncoderError: nothing is there.
+    """
+    if source is None:
+        return None
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise EncoderError(f"Encoder {name!r}: expected a folder or weight file at source={str(source)!r}, found none.")
+    return path
+
+
+def _probe(repo: str, filename: str, revision: str) -> None:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    get_hf_file_metadata(hf_hub_url(repo, filename, revision=revision), timeout=HUB_TIMEOUT)
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:200] + "…"

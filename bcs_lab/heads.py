@@ -1,0 +1,356 @@
+"""Heads: from pair features to one prediction a question (Section 5.2, Appendix 0.C.3), in a registry by name.
+
+Every head gives a :class:`HeadOutput` and a loss as a pair of sums, so that a validation loss can be pooled over all
+cells however they are batched. All layers keep PyTorch's default initialisation.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bcs_lab.errors import ConfigError
+
+N_LEVELS = 3
+
+
+@dataclass
+class HeadOutput:
+    """What a head says about n pairs.
+
+    Attributes:
+        prediction: [n, n_questions] in [0, 1].
+        logits: what the head's own loss needs beside it: [n, n_questions, 3] level logits (ordinal, prototype),
+            [n, n_questions, 2] threshold logits (coral), or ``None``.
+    """
+
+    prediction: Tensor
+    logits: Tensor | None = None
+
+
+class NormLinear(nn.Module):
+    """``Linear(LayerNorm(x))`` with the norm's scale and shift folded into the linear map.
+
+    The same parameters, function and gradients, but the wide input needs no gradient of its own, which saves a third of
+    the arithmetic of the first layer (and with it most of the cost of training at 9,219 features).
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(in_features)
+        self.linear = nn.Linear(in_features, out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, in_features] -> [n, out_features]."""
+        normed = F.layer_norm(x, self.norm.normalized_shape, eps=self.norm.eps)
+        weight = self.linear.weight * self.norm.weight
+        bias = self.linear.bias + self.linear.weight @ self.norm.bias
+        return F.linear(normed, weight, bias)
+
+
+class ResidualBlock(nn.Module):
+    """``x + [LayerNorm, Linear(d, 2d), GELU, Dropout, Linear(2d, d), Dropout](x)``."""
+
+    def __init__(self, dim: int, dropout: float, expansion: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.LayerNorm(dim),
+            nn.Linear(dim, expansion * dim),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(expansion * dim, dim),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, dim] -> [n, dim]."""
+        return x + self.layers(x)
+
+
+class Trunk(nn.Sequential):
+    """The paper's residual MLP up to its last norm: [n, in_dim] -> [n, hidden] (Table 13)."""
+
+    def __init__(self, in_dim: int, hidden: int, blocks: int, dropout: float) -> None:
+        _check_sizes(hidden=hidden, blocks=blocks, dropout=dropout)
+        super().__init__(
+            NormLinear(in_dim, hidden),
+            nn.GELU(),
+            *(ResidualBlock(hidden, dropout) for _ in range(blocks)),
+            nn.LayerNorm(hidden),
+        )
+
+
+class Head(nn.Module):
+    """Base of all heads: called on features [n, in_dim], trained by :meth:`loss`."""
+
+    #: Whether reported predictions are snapped to the three levels unless a config says otherwise.
+    snap: ClassVar[bool] = False
+
+    def loss(self, output: HeadOutput, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Weighted squared error (eqs. 17 and 26) as ``(numerator, denominator)``; the loss is their quotient.
+
+        Args:
+            output: of this head.
+            target: [n, n_questions] in [0, 1]; any number where the weight is 0.
+            weight: [n, n_questions], 0 masks a cell.
+        """
+        return _weighted(weight, (output.prediction - target) ** 2)
+
+
+class ContinuousHead(Head):
+    """The paper's BCS: residual MLP with sigmoid outputs, weighted squared error (eq. 26, Table 13).
+
+    Args:
+        in_dim: length of the pair features.
+        n_questions: outputs.
+        hidden: width of the trunk.
+        blocks: residual blocks.
+        dropout: in the residual blocks.
+    """
+
+    def __init__(self, in_dim: int, n_questions: int, hidden: int = 512, blocks: int = 2, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.trunk = Trunk(in_dim, hidden, blocks, dropout)
+        self.out = nn.Linear(hidden, n_questions)
+
+    def forward(self, x: Tensor) -> HeadOutput:
+        """[n, in_dim] -> predictions in [0, 1]."""
+        return HeadOutput(torch.sigmoid(self.out(self.trunk(x))))
+
+
+class OrdinalHead(Head):
+    """Three ordered levels a question on the same trunk; the prediction is the expected level (Sections 5.4, 5.5).
+
+    The loss is ``mse_weight`` * squared error + ``ce_weight`` * cross-entropy (1.0 and 0.35 in Table 13). A median
+    between two levels splits its mass between them: .25 is (.5, .5, 0).
+
+    Args:
+        in_dim: length of the pair features.
+        n_questions: outputs.
+        hidden: width of the trunk.
+        blocks: residual blocks.
+        dropout: in the residual blocks.
+        mse_weight: of the squared error.
+        ce_weight: of the cross-entropy.
+    """
+
+    snap = True
+
+    def __init__(
+        self,
+        in_dim: int,
+        n_questions: int,
+        hidden: int = 512,
+        blocks: int = 2,
+        dropout: float = 0.2,
+        mse_weight: float = 1.0,
+        ce_weight: float = 0.35,
+    ) -> None:
+        super().__init__()
+        self.trunk = Trunk(in_dim, hidden, blocks, dropout)
+        self.out = nn.Linear(hidden, N_LEVELS * n_questions)
+        self.mse_weight, self.ce_weight = mse_weight, ce_weight
+
+    def forward(self, x: Tensor) -> HeadOutput:
+        """[n, in_dim] -> predictions in [0, 1] and level logits."""
+        logits = self.out(self.trunk(x)).unflatten(1, (-1, N_LEVELS))
+        return HeadOutput(_expected_level(logits), logits)
+
+    def loss(self, output: HeadOutput, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """See the class; sums as in :meth:`Head.loss`."""
+        assert output.logits is not None
+        cross_entropy = -(soft_levels(target) * output.logits.log_softmax(dim=-1)).sum(dim=-1)
+        square = (output.prediction - target) ** 2
+        return _weighted(weight, self.mse_weight * square + self.ce_weight * cross_entropy)
+
+
+class PrototypeHead(Head):
+    """The authors' ordinal prototype head (their published code; the paper does not describe it).
+
+    Three learned prototypes a question, compared with the normalised trunk output by a scaled cosine. The prediction is
+    .75 of the expected level and .25 of a plain sigmoid output. Unlike :class:`OrdinalHead`, its cross-entropy takes
+    one class a label, ``round(2 * median)`` with halves to even, so .25 counts as "no" and .75 as "yes".
+
+    Args:
+        in_dim: length of the pair features.
+        n_questions: outputs.
+        hidden: width of the trunk.
+        blocks: residual blocks.
+        dropout: in the residual blocks.
+        mse_weight: of the squared error.
+        ce_weight: of the cross-entropy.
+    """
+
+    snap = True
+    ordinal_share = 0.75
+
+    def __init__(
+        self,
+        in_dim: int,
+        n_questions: int,
+        hidden: int = 512,
+        blocks: int = 2,
+        dropout: float = 0.2,
+        mse_weight: float = 1.0,
+        ce_weight: float = 0.35,
+    ) -> None:
+        super().__init__()
+        self.trunk = Trunk(in_dim, hidden, blocks, dropout)
+        self.prototypes = nn.Parameter(0.02 * torch.randn(n_questions, N_LEVELS, hidden))
+        self.bias = nn.Parameter(torch.zeros(n_questions, N_LEVELS))
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+        self.value = nn.Linear(hidden, n_questions)
+        self.mse_weight, self.ce_weight = mse_weight, ce_weight
+
+    def forward(self, x: Tensor) -> HeadOutput:
+        """[n, in_dim] -> predictions in [0, 1] and level logits."""
+        hidden = F.normalize(self.trunk(x), dim=-1)
+        prototypes = F.normalize(self.prototypes, dim=-1)
+        scale = self.temperature.exp().clamp(1.0, 50.0)
+        logits = scale * torch.einsum("nd,qkd->nqk", hidden, prototypes) + self.bias
+        value = torch.sigmoid(self.value(hidden))
+        mixed = self.ordinal_share * _expected_level(logits) + (1.0 - self.ordinal_share) * value
+        return HeadOutput(mixed, logits)
+
+    def loss(self, output: HeadOutput, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """See the class; sums as in :meth:`Head.loss`."""
+        assert output.logits is not None
+        level = (2.0 * target).round().clamp(0, N_LEVELS - 1).long()  # torch rounds halves to even
+        cross_entropy = F.cross_entropy(output.logits.flatten(0, 1), level.flatten(), reduction="none").view_as(target)
+        square = (output.prediction - target) ** 2
+        return _weighted(weight, self.mse_weight * square + self.ce_weight * cross_entropy)
+
+
+class CoralHead(Head):
+    """Cumulative link: one score a question and two ordered thresholds (after CORAL, Cao et al. 2020).
+
+    Models P(y > no) and P(y > somewhat); the second threshold lies above the first by construction, so the
+    probabilities cannot cross. A median z asks for P(y > no) = clip(2z, 0, 1) and P(y > somewhat) = clip(2z - 1, 0,
+    1) by binary cross-entropy. The prediction is the mean of the two, which is the expected level.
+
+    Args:
+        in_dim: length of the pair features.
+        n_questions: outputs.
+        hidden: width of the trunk.
+        blocks: residual blocks.
+        dropout: in the residual blocks.
+    """
+
+    def __init__(self, in_dim: int, n_questions: int, hidden: int = 512, blocks: int = 2, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.trunk = Trunk(in_dim, hidden, blocks, dropout)
+        self.score = nn.Linear(hidden, n_questions, bias=False)  # the first threshold is the bias
+        self.threshold = nn.Parameter(torch.full((n_questions,), -0.5))
+        self.gap = nn.Parameter(torch.full((n_questions,), 0.5413))  # softplus gives 1, so it starts at -.5 and .5
+
+    def thresholds(self) -> Tensor:
+        """[n_questions, 2], ascending."""
+        return torch.stack([self.threshold, self.threshold + F.softplus(self.gap)], dim=-1)
+
+    def forward(self, x: Tensor) -> HeadOutput:
+        """[n, in_dim] -> predictions in [0, 1] and threshold logits."""
+        logits = self.score(self.trunk(x)).unsqueeze(-1) - self.thresholds()
+        return HeadOutput(torch.sigmoid(logits).mean(dim=-1), logits)
+
+    def loss(self, output: HeadOutput, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """See the class; sums as in :meth:`Head.loss`, a cell being the mean over both thresholds."""
+        assert output.logits is not None
+        above = torch.stack([(2.0 * target).clamp(0, 1), (2.0 * target - 1.0).clamp(0, 1)], dim=-1)
+        cross_entropy = F.binary_cross_entropy_with_logits(output.logits, above, reduction="none").mean(dim=-1)
+        return _weighted(weight, cross_entropy)
+
+
+class MLPHead(Head):
+    """The authors' first, plain MLP, taken as the SigLIP baseline of Table 6 (their published v1 code).
+
+    Args:
+        in_dim: length of the pair features.
+        n_questions: outputs.
+        hidden: width of the first layer; the second has half of it.
+        dropout: after both layers.
+    """
+
+    def __init__(self, in_dim: int, n_questions: int, hidden: int = 512, dropout: float = 0.1) -> None:
+        _check_sizes(hidden=hidden, dropout=dropout)
+        super().__init__()
+        half = max(hidden // 2, 1)
+        self.layers = nn.Sequential(
+            nn.Linear(in_dim, hidden),
+            nn.LayerNorm(hidden),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, half),
+            nn.LayerNorm(half),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(half, n_questions),
+        )
+
+    def forward(self, x: Tensor) -> HeadOutput:
+        """[n, in_dim] -> predictions in [0, 1]."""
+        return HeadOutput(torch.sigmoid(self.layers(x)))
+
+
+#: Every head by the name ``head=`` takes.
+HEADS: dict[str, type[Head]] = {
+    "continuous": ContinuousHead,
+    "ordinal": OrdinalHead,
+    "prototype": PrototypeHead,
+    "coral": CoralHead,
+    "mlp": MLPHead,
+}
+
+
+def build_head(name: str, in_dim: int, n_questions: int, **kwargs: Any) -> Head:
+    """A freshly initialised head of the registry.
+
+    Args:
+        name: ``continuous``, ``ordinal``, ``prototype``, ``coral`` or ``mlp``.
+        in_dim: length of the pair features.
+        n_questions: outputs.
+        kwargs: settings of that head, see its class.
+
+    Raises:
+        ConfigError: unknown name or setting, or a value out of range; the valid ones are named.
+    """
+    if name not in HEADS:
+        raise ConfigError(f"head={name}: expected one of {', '.join(HEADS)}.")
+    settings = list(inspect.signature(HEADS[name].__init__).parameters)[3:]
+    unknown = sorted(set(kwargs) - set(settings))
+    if unknown:
+        raise ConfigError(
+            f"head={name}: unknown settings {', '.join(f'head.{key}' for key in unknown)}; "
+            f"it takes {', '.join(f'head.{key}' for key in settings)}."
+        )
+    return HEADS[name](in_dim, n_questions, **kwargs)
+
+
+def soft_levels(target: Tensor) -> Tensor:
+    """Mass of each target on the three levels, split linearly between the two nearest: [...] -> [..., 3]."""
+    position = (2.0 * target).clamp(0, N_LEVELS - 1).unsqueeze(-1)
+    levels = torch.arange(N_LEVELS, dtype=target.dtype, device=target.device)
+    return (1.0 - (position - levels).abs()).clamp_min(0.0)
+
+
+def _expected_level(logits: Tensor) -> Tensor:
+    values = torch.linspace(0.0, 1.0, N_LEVELS, dtype=logits.dtype, device=logits.device)
+    return logits.softmax(dim=-1) @ values
+
+
+def _weighted(weight: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    # where, not only a product: a masked cell must not leak a NaN or its gradient
+    active = weight > 0
+    return (weight * torch.where(active, cell, 0.0)).sum(), torch.where(active, weight, 0.0).sum()
+
+
+def _check_sizes(hidden: int = 1, blocks: int = 0, dropout: float = 0.0) -> None:
+    for key, value, least in (("hidden", hidden, 1), ("blocks", blocks, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"head.{key}={value}: expected a whole number of at least {least}.")
+    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+        raise ConfigError(f"head.dropout={dropout}: expected a number from 0 to below 1.")

@@ -1,0 +1,236 @@
+"""What a training is worth and how it is written down: metrics, predictions, tables and figures of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from bcs_lab.config import TrainConfig
+from bcs_lab.corpus import Corpus
+from bcs_lab.embeddings import PairEmbeddings
+from bcs_lab.evaluate import (
+    axis_scores,
+    bootstrap_ci,
+    cosine_baseline,
+    cosine_line,
+    cosine_scores,
+    evaluate,
+    train_mean_baseline,
+)
+from bcs_lab.files import replacing, write_json, write_text
+from bcs_lab.report.table import BASELINE, MEMBER, RUN, Row, number, paper_rows, text_table
+from bcs_lab.split import Split, concept_key
+from bcs_lab.teachers.protocol import Protocol
+
+if TYPE_CHECKING:
+    from bcs_lab.ensemble import Ensemble, MemberResult
+
+Floats = NDArray[np.floating]
+
+#: Column prefix -> name of the axis.
+AXES: Mapping[str, str] = {"t_pas": "T-PAS", "t_sas": "T-SAS"}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Targets and predictions of all pairs, in corpus order.
+
+    Attributes:
+        target: float32 [n_pairs, n_questions], NaN where missing.
+        prediction: what is reported and evaluated, float32 [n_pairs, n_questions]; levels when the ensemble snaps.
+        raw: the members' mean, float32 [n_pairs, n_questions].
+        std: population standard deviation over the members, float32 [n_pairs, n_questions].
+        members: raw predictions, float32 [n_members, n_pairs, n_questions].
+        snapped: whether ``prediction`` differs from ``raw``.
+        split: parts of the pairs.
+    """
+
+    target: Floats
+    prediction: Floats
+    raw: Floats
+    std: Floats
+    members: Floats
+    snapped: bool
+    split: Split
+
+    @classmethod
+    def of(cls, members: Sequence[MemberResult], ensemble: Ensemble, targets: Floats, split: Split) -> Scores:
+        """Combine the members as the ensemble does."""
+        from bcs_lab.ensemble import combine
+
+        raw, std = combine([member.predictions for member in members])
+        stack = np.stack([member.predictions for member in members])
+        return cls(targets, ensemble.report(raw), raw, std, stack, ensemble.thresholds is not None, split)
+
+    def member(self, index: int) -> Floats:
+        """What one member would report on its own, snapped by its own validation thresholds if the ensemble snaps."""
+        from bcs_lab.ensemble import fit_thresholds, snap
+
+        raw = self.members[index]
+        if not self.snapped:
+            return raw
+        val = self.split.indices("val")
+        return snap(raw, fit_thresholds(raw[val], self.target[val]))
+
+
+def evaluate_parts(
+    scores: Scores,
+    members: Sequence[MemberResult],
+    embeddings: Sequence[PairEmbeddings],
+    corpus: Corpus,
+    config: TrainConfig,
+) -> dict[str, Any]:
+    """Test metrics of the ensemble with intervals, of every member, and of the baselines.
+
+    Returns:
+        The keys ``ensemble``, ``ci95``, ``members``, ``baseline``, ``baselines`` and ``n`` of ``metrics.json``.
+    """
+    train, test = scores.split.indices("train"), scores.split.indices("test")
+    target, protocol = scores.target, corpus.protocol
+
+    def on_test(prediction: Floats) -> dict[str, float | None]:
+        return evaluate(prediction[test], target[test], protocol)
+
+    concepts = corpus.pairs["concept"].map(concept_key).to_numpy()
+    baselines: dict[str, Any] = {}
+    for part in embeddings:
+        cosine = cosine_scores(part)
+        baselines[f"cosine {part.label}"] = cosine_baseline(cosine[test], target[test], protocol)
+        baselines[f"cosine {part.label}, line per question"] = on_test(cosine_line(cosine, target, train))
+    return {
+        "ensemble": on_test(scores.prediction),
+        "ci95": bootstrap_ci(
+            scores.prediction[test],
+            target[test],
+            concepts[test],
+            protocol,
+            n_boot=config.bootstrap.resamples,
+            seed=config.bootstrap.seed,
+        ),
+        "members": [
+            {
+                "seed": member.seed,
+                "best_epoch": member.best_epoch,
+                "epochs": member.epochs,
+                **on_test(scores.member(index)),
+            }
+            for index, member in enumerate(members)
+        ],
+        "baseline": on_test(train_mean_baseline(target, train)),
+        "baselines": baselines,
+        "n": scores.split.counts(),
+    }
+
+
+def prediction_table(scores: Scores, corpus: Corpus) -> pd.DataFrame:
+    """One row a pair: ``pair_id, split``, then ``<column>_target``, ``_prediction`` and ``_std`` for every question and
+    for ``t_pas`` and ``t_sas``; a snapped ensemble adds ``<question>_raw``. Undefined cells are null.
+    """
+    columns: dict[str, Any] = {"pair_id": corpus.pairs["pair_id"].to_numpy(), "split": scores.split.assignment}
+    for index, question in enumerate(corpus.protocol.ids):
+        columns[f"{question}_target"] = scores.target[:, index]
+        columns[f"{question}_prediction"] = scores.prediction[:, index]
+        columns[f"{question}_std"] = scores.std[:, index]
+        if scores.snapped:
+            columns[f"{question}_raw"] = scores.raw[:, index]
+    for axis, (target, prediction, std) in axis_columns(scores, corpus.protocol).items():
+        columns |= {f"{axis}_target": target, f"{axis}_prediction": prediction, f"{axis}_std": std}
+    return pd.DataFrame(columns)
+
+
+def axis_columns(scores: Scores, protocol: Protocol) -> dict[str, tuple[Floats, Floats, Floats]]:
+    """Axis -> consensus, reported prediction, and standard deviation over the members' own axis scores, [n_pairs]."""
+    names = ("t_pas", "t_sas")
+    targets = axis_scores(scores.target, protocol)
+    predictions = axis_scores(scores.prediction, protocol)
+    members = [axis_scores(raw, protocol) for raw in scores.members]
+    return {
+        name: (targets[index], predictions[index], np.std([member[index] for member in members], axis=0))
+        for index, name in enumerate(names)
+    }
+
+
+def result_rows(metrics: Mapping[str, Any]) -> list[Row]:
+    """The ensemble, its members, the baselines and the paper's rows as one table."""
+    label = " + ".join(metrics["encoders"])
+    rows = [Row(RUN, f"BCS ensemble, {metrics['head']}", metrics["ensemble"], metrics["ci95"], label)]
+    rows += [
+        Row(MEMBER, f"seed {member['seed']} (epoch {member['best_epoch']})", member) for member in metrics["members"]
+    ]
+    rows += [Row(BASELINE, "train mean of each question", metrics["baseline"])]
+    rows += [Row(BASELINE, name, values) for name, values in metrics["baselines"].items()]
+    return [*rows, *paper_rows()]
+
+
+def report(rows: Sequence[Row], metrics: Mapping[str, Any], corpus: Corpus) -> str:
+    """The result table and what a reader must know beside it; says so where a plain cosine does better."""
+    notes = [
+        f"{corpus.name}: {metrics['n']['test']} test pairs, teachers {', '.join(metrics['teachers'])}; –: undefined."
+    ]
+    if metrics["stand_in"]:
+        notes.append(
+            "STAND-INS: the encoders asked for were not available; see the names above. Not the paper's encoders."
+        )
+    if metrics["simulated_teachers"]:
+        notes.append("SIMULATED TEACHERS: these answers were computed, not given by annotators.")
+    mine, cosines = metrics["ensemble"], metrics["baselines"]
+    for key, name in (("pas_rho", "T-PAS"), ("sas_rho", "T-SAS")):
+        best = max(cosines, key=lambda label: cosines[label][key] if cosines[label][key] is not None else -2.0)
+        if mine[key] is not None and cosines[best][key] is not None and cosines[best][key] > mine[key]:
+            notes.append(
+                f"On {name} a plain baseline ranks pairs better than this ensemble: {best} ({cosines[best][key]:.3f})."
+            )
+    return "\n".join([text_table(rows), *notes])
+
+
+def write_results(
+    out: Path,
+    metrics: Mapping[str, Any],
+    predictions: pd.DataFrame,
+    corpus: Corpus,
+    scores: Scores,
+    members: Sequence[MemberResult],
+    ensemble: Ensemble,
+) -> list[Path]:
+    """All files of the run; ``metrics.json`` last, since its presence says the run is complete."""
+    from bcs_lab.report import figures
+
+    ensemble.save(out / "ensemble")
+    for name, frame in (("predictions", predictions), ("split", scores.split.to_frame(corpus.pairs))):
+        with replacing(out / f"{name}.parquet") as temporary:
+            frame.to_parquet(temporary, index=False)
+    curves = pd.DataFrame([{"seed": member.seed, **row} for member in members for row in member.history])
+    write_text(out / "curves.csv", curves.to_csv(index=False))
+    test = scores.split.indices("test")
+    axes = {AXES[key]: [part[test] for part in parts] for key, parts in axis_columns(scores, corpus.protocol).items()}
+    on_test = metrics["ensemble"]
+    notes = {
+        name: f"r = {number(on_test[f'{key}_r'])}, MAE = {number(on_test[f'{key}_mae'])}"
+        for name, key in {"T-PAS": "pas", "T-SAS": "sas"}.items()
+    }
+    drawn = [
+        figures.save(
+            figures.training_curves(
+                {member.seed: member.history for member in members},
+                {member.seed: member.best_epoch for member in members},
+            ),
+            out / "training_curves.png",
+        ),
+        figures.save(
+            figures.prediction_against_consensus(
+                {name: parts[0] for name, parts in axes.items()},
+                {name: parts[1] for name, parts in axes.items()},
+                {name: parts[2] for name, parts in axes.items()},
+                notes,
+            ),
+            out / "prediction_vs_consensus.png",
+        ),
+    ]
+    write_json(out / "metrics.json", metrics)
+    return drawn

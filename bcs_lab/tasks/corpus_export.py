@@ -1,0 +1,55 @@
+"""``bcs corpus export``: a corpus without its images, as one folder that can be shared and trained on."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from bcs_lab.config import ExportConfig, absolute, parse
+from bcs_lab.corpus import write_bundle, write_skipped
+from bcs_lab.errors import ConfigError
+from bcs_lab.tasks.inputs import embed, open_corpus, open_store
+
+log = logging.getLogger(__name__)
+
+
+def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
+    """Entry of the command line: embed with the encoders asked for, then write the bundle.
+
+    Raises:
+        ConfigError: the card is no readable file.
+        CorpusError: bad rows, or the bundle's folder exists.
+        EncoderError: an encoder's weights cannot be had; stand-ins are never exported.
+    """
+    config = parse(ExportConfig, values)
+    target = absolute(config.out, start)
+    assert target is not None
+    card = None
+    if config.card is not None:
+        path = absolute(config.card, start)
+        assert path is not None
+        try:
+            card = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"card: expected a Markdown file, cannot read {path}: {error}") from None
+
+    corpus = open_corpus(config.corpus, start)
+    encoder = config.encoder.model_copy(update={"stand_in": None})
+    corpus, embeddings = embed(corpus, encoder, open_store(config.store, start), config.encoders)
+    if corpus.skipped:
+        write_skipped(corpus.skipped, out / "skipped.csv")
+        log.warning("%d bad row(s) left out, listed in %s", len(corpus.skipped), out / "skipped.csv")
+    sources = None if corpus.root is None else corpus.root / "sources.csv"
+    write_bundle(
+        corpus,
+        embeddings,
+        target,
+        sources_csv=sources if sources is not None and sources.is_file() else None,
+        card_extra=card,
+        overwrite=config.overwrite,
+    )
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    print(f"{target}: {len(corpus)} pairs, {', '.join(part.name for part in embeddings)}, {size / 1e6:.1f} MB")
+    print(f"Train on it with: bcs train corpus=bundle corpus.root={target} encoder.names=[{embeddings[0].name}]")
+    return {"corpus": corpus.name, "encoders": [part.name for part in embeddings], "bundle": str(target)}

@@ -1,0 +1,45 @@
+"""``bcs embed``: fill the embedding store from images, or bring in embeddings computed elsewhere."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from bcs_lab.config import EmbedConfig, absolute, parse
+from bcs_lab.corpus import write_skipped
+from bcs_lab.embeddings import import_npz
+from bcs_lab.errors import ConfigError
+from bcs_lab.tasks.inputs import embed, open_corpus, open_store
+
+log = logging.getLogger(__name__)
+
+
+def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
+    """Entry of the command line.
+
+    Raises:
+        ConfigError: ``source=npz`` without ``path``.
+        CorpusError: bad rows, or an npz file that does not fit the corpus.
+        EncoderError: an encoder's weights cannot be had.
+    """
+    config = parse(EmbedConfig, values)
+    store = open_store(config.store, start)
+    if config.source == "npz":
+        path = absolute(config.path, start)
+        if path is None:
+            raise ConfigError("path: source=npz needs path=FILE, an npz with the arrays ids, reference, reconstruction")
+        corpus = open_corpus(config.corpus, start, need_images=False)
+        summary = import_npz(corpus, path, config.encoder.name, store, overwrite=config.overwrite)
+        print(f"{summary}\nTrain on them with: encoder=stored encoder.names=[{config.encoder.name}]")
+        return {"corpus": corpus.name, "encoders": [config.encoder.name], "skipped": len(corpus.skipped)}
+
+    corpus = open_corpus(config.corpus, start)
+    corpus, embeddings = embed(corpus, config.encoder, store)
+    if corpus.skipped:
+        write_skipped(corpus.skipped, out / "skipped.csv")
+        log.warning("%d bad row(s) left out, listed in %s", len(corpus.skipped), out / "skipped.csv")
+    for part in embeddings:
+        print(f"{part.label}: {len(part.images)} distinct images of {2 * len(corpus)} slots, {part.dim} values each")
+    print(f"Store: {store.root}")
+    return {"corpus": corpus.name, "encoders": [part.label for part in embeddings], "skipped": len(corpus.skipped)}

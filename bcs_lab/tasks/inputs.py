@@ -1,0 +1,59 @@
+"""What several tasks begin with: a corpus and its embeddings, from the settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bcs_lab.config import CorpusConfig, EncoderConfig, absolute
+from bcs_lab.corpus import Corpus, load_corpus
+from bcs_lab.embeddings import PairEmbeddings, pair_embeddings
+from bcs_lab.store import EmbeddingStore
+
+
+def open_corpus(config: CorpusConfig, base: Path, *, need_images: bool = True) -> Corpus:
+    """The corpus of the settings.
+
+    Args:
+        config: which corpus.
+        base: folder that a relative root starts at.
+        need_images: whether an encoder may have to look at the images; if not, they may be absent.
+    """
+    return load_corpus(
+        config.kind,
+        absolute(config.root, base),
+        teachers_order=config.teachers,
+        on_bad_row=config.on_bad_row,
+        max_image_pixels=config.max_image_pixels,
+        need_images=need_images,
+    )
+
+
+def open_store(path: str, base: Path) -> EmbeddingStore:
+    """The embedding store of the settings."""
+    root = absolute(path, base)
+    assert root is not None
+    return EmbeddingStore(root)
+
+
+def embed(
+    corpus: Corpus, config: EncoderConfig, store: EmbeddingStore, names: list[str] | None = None
+) -> tuple[Corpus, list[PairEmbeddings]]:
+    """Embeddings of all pairs; under ``corpus.on_bad_row=skip`` the corpus may lose pairs with broken images.
+
+    Args:
+        corpus: the pairs.
+        config: which encoders and how they compute.
+        store: cache to read and fill.
+        names: encoders instead of those of the settings.
+    """
+    return pair_embeddings(
+        corpus,
+        names or config.names,
+        store=store,
+        options=config.options,
+        stand_in=config.stand_in,
+        device=config.device,
+        batch_size=config.batch_size,
+        dtype=config.dtype,
+        only_stored=config.only_stored,
+    )

@@ -1,0 +1,224 @@
+"""``bcs train``: from a corpus to a trained ensemble, its test metrics and everything needed to read them.
+
+The function :func:`train` does the work and knows nothing of Hydra; :func:`run` is what the command line calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from bcs_lab.config import TrainConfig, parse
+from bcs_lab.consensus import agreement_weight, consensus, select_teachers, teacher_answers
+from bcs_lab.corpus import Corpus, write_skipped
+from bcs_lab.embeddings import PairEmbeddings
+from bcs_lab.errors import CorpusError, Problem, listing
+from bcs_lab.files import write_text
+from bcs_lab.results import Scores, evaluate_parts, prediction_table, report, result_rows, write_results
+from bcs_lab.split import Split, concept_key, make_split
+from bcs_lab.tasks.inputs import embed, open_corpus, open_store
+from bcs_lab.tracking import Tracker, tracking
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training leaves behind, beside the files in its folder.
+
+    Attributes:
+        metrics: the content of ``metrics.json``.
+        predictions: the content of ``predictions.parquet``.
+        table: the result table as text.
+        facts: what the run record adds (corpus, split hash, counts).
+    """
+
+    metrics: dict[str, Any]
+    predictions: pd.DataFrame
+    table: str
+    facts: dict[str, Any]
+
+
+def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
+    """Entry of the command line: check the settings, train below the mirror, print the table."""
+    config = parse(TrainConfig, values)
+    write_text(out / "config.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    teachers = config.teachers if isinstance(config.teachers, list) else [str(config.teachers)]
+    tags = [config.encoder.name, f"teachers-{'+'.join(map(str, teachers))}", config.head.name]
+    sweep = out.parent.name if out.parent.parent.name == "sweep" or out.name.isdigit() else None
+    with tracking(
+        config.logger,
+        out,
+        settings=values,
+        tags=tags,
+        group=sweep,
+        name=f"{out.parent.name}-{out.name}" if sweep else out.name,
+    ) as tracker:
+        result = train(config, out, start, tracker=tracker)
+    print(result.table)
+    print(f"Written: {out}")
+    return result.facts
+
+
+def train(config: TrainConfig, out: Path, base: Path, *, tracker: Tracker | None = None) -> TrainResult:
+    """Train an ensemble and evaluate it on the test part.
+
+    Args:
+        config: checked settings.
+        out: folder of the run; gets ``metrics.json``, ``predictions.parquet``, ``split.parquet``, ``curves.csv``,
+            ``ensemble/`` and two figures.
+        base: folder that relative paths of the settings start at.
+        tracker: mirror for curves, table and figures.
+
+    Raises:
+        ConfigError: the teachers or the head do not fit the corpus.
+        CorpusError: the corpus has bad rows (see ``corpus.on_bad_row``).
+        EncoderError: an encoder's weights cannot be had.
+        SplitError: the corpus cannot be divided as asked.
+    """
+    from bcs_lab.data import BCSDataModule
+    from bcs_lab.ensemble import Ensemble, train_ensemble
+
+    started = time.monotonic()
+    tracker = tracker or Tracker()
+    corpus = open_corpus(config.corpus, base, need_images=not config.encoder.only_stored)
+    teachers = select_teachers(corpus.teachers, config.teachers)
+    corpus = with_targets(corpus, teachers)
+    # Both can fail on what is already known, long before an encoder has run.
+    split = divide(corpus, config)
+    _check_head(config)
+
+    corpus, embeddings = embed(corpus, config.encoder, open_store(config.store, base))
+    if len(corpus) != len(split.assignment):
+        split = divide(corpus, config)
+    if corpus.skipped:
+        write_skipped(corpus.skipped, out / "skipped.csv")
+        log.warning("%d bad row(s) left out, listed in %s", len(corpus.skipped), out / "skipped.csv")
+
+    answers = teacher_answers(corpus.answers, corpus.teachers, teachers)
+    targets = consensus(answers)
+    weights = agreement_weight(answers, config.consensus.weight)
+    _announce(corpus, teachers, split, embeddings, config)
+
+    data = BCSDataModule(embeddings, targets, weights, split, batch_size=config.trainer.batch_size)
+    head = {"name": config.head.name, "snap": config.head.snap, **config.head.settings}
+    members = train_ensemble(
+        data,
+        head,
+        config.optim.model_dump(),
+        config.trainer.model_dump(),
+        config.seeds,
+        loggers=tracker.member_logger,
+        progress=True,
+    )
+    ensemble = Ensemble.from_members(
+        members,
+        data,
+        embeddings,
+        head=head,
+        protocol=corpus.protocol,
+        teachers=teachers,
+        consensus_weight=config.consensus.weight,
+        simulated_teachers=corpus.simulated_teachers,
+    )
+    scores = Scores.of(members, ensemble, targets, split)
+    metrics = evaluate_parts(scores, members, embeddings, corpus, config) | {
+        "encoders": [part.label for part in embeddings],
+        "stand_in": any(part.stand_in for part in embeddings),
+        "simulated_teachers": corpus.simulated_teachers,
+        "teachers": list(teachers),
+        "head": config.head.name,
+        "split": split.scheme,
+        "wall_s": round(time.monotonic() - started, 3),
+    }
+    ensemble.metrics = {key: metrics[key] for key in ("ensemble", "ci95", "n")}
+    predictions = prediction_table(scores, corpus)
+    rows = result_rows(metrics)
+    figures = write_results(out, metrics, predictions, corpus, scores, members, ensemble)
+    tracker.results(
+        [{"kind": row.kind, "model": row.label, **dict(row.values)} for row in rows], metrics["ensemble"], figures
+    )
+    facts = {
+        "corpus": corpus.name,
+        "encoders": metrics["encoders"],
+        "split_hash": split.hash,
+        "skipped": len(corpus.skipped),
+    }
+    return TrainResult(metrics, predictions, report(rows, metrics, corpus), facts)
+
+
+def with_targets(corpus: Corpus, teachers: Sequence[str]) -> Corpus:
+    """The corpus without pairs that none of the chosen teachers has answered.
+
+    Raises:
+        CorpusError: there are such pairs and ``corpus.on_bad_row`` is ``error``, or no other pairs are left.
+    """
+    answered = ~np.isnan(teacher_answers(corpus.answers, corpus.teachers, teachers)).all(axis=(1, 2))
+    if answered.all():
+        return corpus
+    problems = [
+        _problem(corpus, index, f"no answer from {', '.join(teachers)}") for index in np.flatnonzero(~answered).tolist()
+    ]
+    if corpus.on_bad_row == "error" or not answered.any():
+        raise CorpusError(
+            f"{len(problems)} pair(s) without a single answer of the chosen teachers:\n{listing(problems)}\n"
+            "Choose other teachers, or leave these pairs out with corpus.on_bad_row=skip."
+        )
+    kept = corpus.subset(answered)
+    kept.skipped = [*corpus.skipped, *problems]
+    return kept
+
+
+def _problem(corpus: Corpus, index: int, message: str) -> Problem:
+    pair_id = str(corpus.pairs["pair_id"].iloc[index])
+    file, _, row = (corpus.where[index] if corpus.where else corpus.name).rpartition(":")
+    return Problem(file, int(row), message, pair_id) if row.isdigit() else Problem(corpus.name, None, message, pair_id)
+
+
+def divide(corpus: Corpus, config: TrainConfig) -> Split:
+    """The split of the settings, over the corpus as it stands."""
+    return make_split(
+        corpus.pairs,
+        config.split.scheme,
+        fractions=config.split.fractions,
+        seed=config.split.seed,
+        folds=config.split.folds,
+        fold=config.split.fold,
+    )
+
+
+def _check_head(config: TrainConfig) -> None:
+    """Name a wrong head or setting before anything is computed."""
+    from bcs_lab.heads import build_head
+
+    build_head(config.head.name, 5, 1, **config.head.settings)
+
+
+def _announce(
+    corpus: Corpus, teachers: Sequence[str], split: Split, embeddings: Sequence[PairEmbeddings], config: TrainConfig
+) -> None:
+    counts = split.counts()
+    log.info(
+        "corpus %s: %d pairs, %d concepts; split %s: %d train, %d val, %d test; teachers %s%s",
+        corpus.name,
+        len(corpus),
+        corpus.pairs["concept"].map(concept_key).nunique(),
+        split.scheme,
+        *(counts[part] for part in ("train", "val", "test")),
+        ", ".join(teachers),
+        " (simulated)" if corpus.simulated_teachers else "",
+    )
+    log.info(
+        "encoders %s; head %s; %d member(s)",
+        " + ".join(part.label for part in embeddings),
+        config.head.name,
+        len(config.seeds),
+    )
