@@ -113,7 +113,7 @@ def _task_help(task: Task) -> str:
         text = primary.read_text(encoding="utf-8")
         groups = [line.strip()[2:] for line in text.splitlines() if line.startswith("  - ") and ": " in line]
         for entry in groups:
-            group, default = (part.strip() for part in entry.removeprefix("optional ").split(":", 1))
+            group, default = (part.strip() for part in entry.split(":", 1))
             if group.startswith("override "):
                 continue
             shown = [f"[{name}]" if name == default else name for name in choices(group)]

@@ -315,7 +315,9 @@ def _fit(trainer: pl.Trainer, module: BCSModule, data: BCSDataModule) -> None:
         handler = None
     try:
         trainer.fit(module, datamodule=data)
-    except SystemExit:
+    except SystemExit as error:
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
         # Lightning answers Ctrl+C by ignoring further ones and leaving the process; give it back to the caller
         if handler is not None:
             with contextlib.suppress(ValueError):

@@ -61,6 +61,9 @@ def launch(task: Task, overrides: Sequence[str]) -> int:
         return _guarded(lambda: importlib.import_module(task.module).run(list(overrides)))
     # Two commands can start in the same second: the suffix keeps their folders apart.
     os.environ["BCS_RUN_ID"] = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
+    # Threads that spin while they wait bring a shared machine to a halt: two runs at once on two cores took 60 times
+    # as long to embed. Read by OpenMP when torch is imported, so it has to be set by now.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Errors are reported here, not by Hydra.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     return _guarded(lambda: _hydra(task, list(overrides)))
@@ -94,8 +97,7 @@ def _guarded(action: Callable[[], int | None]) -> int:
     except MissingConfigException as error:
         return _say(_missing_option(error), 2)
     except (HydraException, OmegaConfBaseException) as error:
-        cause = error.__cause__
-        return _say(f"{error}{f' ({cause})' if cause is not None and str(cause) not in str(error) else ''}".strip(), 2)
+        return _say(_hydra_message(error), 2)
     except KeyboardInterrupt:
         if _sweep_dir is not None:
             print(job_table(_sweep_dir), file=sys.stderr)
@@ -121,6 +123,16 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 def _say(message: str, status: int) -> int:
     print(f"bcs: {message}", file=sys.stderr)
     return status
+
+
+def _hydra_message(error: Exception) -> str:
+    """Hydra's words on one line, with the override and the cause it leaves out."""
+    text = " ".join(line for line in str(error).splitlines() if line.strip() and "https://" not in line)
+    override = getattr(error, "override", None)
+    if override and override not in text:
+        text = f"cannot read {override!r}: {text}"
+    cause = error.__cause__
+    return text if cause is None or str(cause).strip() in str(error) else f"{text} ({cause})"
 
 
 def _missing_option(error: MissingConfigException) -> str:

@@ -24,7 +24,7 @@ from bcs_lab.evaluate import (
     train_mean_baseline,
 )
 from bcs_lab.files import replacing, write_json, write_text
-from bcs_lab.report.table import BASELINE, MEMBER, RUN, Row, number, paper_rows, text_table
+from bcs_lab.report.table import BASELINE, HEADINGS, MEMBER, RUN, Row, number, paper_rows, text_table
 from bcs_lab.split import Split, concept_key
 from bcs_lab.teachers.protocol import Protocol
 
@@ -102,7 +102,7 @@ def evaluate_parts(
     for part in embeddings:
         cosine = cosine_scores(part)
         baselines[f"cosine {part.label}"] = cosine_baseline(cosine[test], target[test], protocol)
-        baselines[f"cosine {part.label}, line per question"] = on_test(cosine_line(cosine, target, train))
+        baselines[f"cosine {part.label}, fitted"] = on_test(cosine_line(cosine, target, train))
     return {
         "ensemble": on_test(scores.prediction),
         "ci95": bootstrap_ci(
@@ -168,10 +168,22 @@ def result_rows(metrics: Mapping[str, Any]) -> list[Row]:
     return [*rows, *paper_rows()]
 
 
+def summary_line(metrics: Mapping[str, Any]) -> str:
+    """The headline numbers of one run."""
+    parts = [
+        f"{HEADINGS[key]} {number(metrics['ensemble'][key])}"
+        for key in ("q_mae", "pas_mae", "pas_r", "sas_mae", "sas_r")
+    ]
+    return (
+        f"{' + '.join(metrics['encoders'])}; {len(metrics['teachers'])} teachers; {metrics['head']}: {', '.join(parts)}"
+    )
+
+
 def report(rows: Sequence[Row], metrics: Mapping[str, Any], corpus: Corpus) -> str:
     """The result table and what a reader must know beside it; says so where a plain cosine does better."""
     notes = [
-        f"{corpus.name}: {metrics['n']['test']} test pairs, teachers {', '.join(metrics['teachers'])}; –: undefined."
+        f"{corpus.name}: {metrics['n']['test']} test pairs, teachers {', '.join(metrics['teachers'])}. –: undefined; "
+        "fitted: a line per question through the training pairs, so that a cosine is on the answers' scale."
     ]
     if metrics["stand_in"]:
         notes.append(

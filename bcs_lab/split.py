@@ -7,6 +7,7 @@ import math
 import random
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -156,7 +157,7 @@ def make_split(
         raise ConfigError(f"split.seed={seed!r}: expected a whole number.")
     ids = [str(pair) for pair in pairs["pair_id"]]
     if len(set(ids)) != len(ids):
-        twice = sorted({pair for pair in ids if ids.count(pair) > 1})[:5]
+        twice = [pair for pair, count in sorted(Counter(ids).items()) if count > 1][:5]
         raise SplitError(f"split={scheme}: pair ids must be unique, found more than once: {', '.join(twice)}.")
     column, key = _KEYS[scheme]
     groups = [key(value) for value in pairs[column]]

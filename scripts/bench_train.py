@@ -175,6 +175,7 @@ def main() -> None:
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
+        import pytorch_lightning  # noqa: F401 - in every process, so that peaks differ by what training needs
         import torch
 
         torch.set_num_threads(args.threads)

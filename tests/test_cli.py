@@ -11,7 +11,9 @@ import pytest
 from bcs_lab.cli import TASKS, choices, config_dir, find_task, main
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["help"], ["train", "--help"], ["embed", "-h"], ["compare", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--help"], ["help"], ["train", "--help"], ["embed", "-h"], ["compare", "--help"]]
+)
 def test_help_imports_nothing_heavy(arguments: list[str], repository: Path) -> None:
     code = (
         "import sys; from bcs_lab.cli import main; status = main(sys.argv[1:]);"
@@ -19,7 +21,12 @@ def test_help_imports_nothing_heavy(arguments: list[str], repository: Path) -> N
         "print(sorted(heavy), file=sys.stderr); sys.exit(status or bool(heavy))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=repository, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, *arguments],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "bcs" in done.stdout
@@ -34,13 +41,27 @@ def test_overview_names_every_task(capsys: pytest.CaptureFixture[str]) -> None:
 def test_train_help_shows_groups_defaults_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
     text = capsys.readouterr().out
-    for word in ("[brainbank]", "[embedded]", "siglip", "[continuous]", "ordinal", "teachers: 4", "table6", "[7, 13, 21, 37, 42]"):
+    for word in (
+        "[brainbank]",
+        "[embedded]",
+        "siglip",
+        "[continuous]",
+        "ordinal",
+        "teachers: 4",
+        "table6",
+        "[7, 13, 21, 37, 42]",
+    ):
         assert word in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "hint"),
-    [(["trian"], "bcs train"), (["corpus"], "bcs corpus export"), (["corpus", "exprot"], "bcs corpus export"), (["zzz"], "Tasks:")],
+    [
+        (["trian"], "bcs train"),
+        (["corpus"], "bcs corpus export"),
+        (["corpus", "exprot"], "bcs corpus export"),
+        (["zzz"], "Tasks:"),
+    ],
 )
 def test_unknown_task_is_one_line_with_a_hint(
     arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]

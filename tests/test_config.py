@@ -96,7 +96,9 @@ def test_encoder_names_and_stand_ins() -> None:
     fusion = parse(TrainConfig, settings("encoder=fusion")).encoder
     assert fusion.names == ["siglip", "clip", "dinov3"]
     assert fusion.stand_in == {"siglip": "efficientnet_lite2", "clip": "efficientnet_lite0", "dinov3": "lowlevel"}
-    assert parse(TrainConfig, settings("encoder=timm", "encoder.name=resnet18@v1")).encoder.names == ["timm:resnet18@v1"]
+    assert parse(TrainConfig, settings("encoder=timm", "encoder.name=resnet18@v1")).encoder.names == [
+        "timm:resnet18@v1"
+    ]
     stored = parse(TrainConfig, settings("encoder=stored", "encoder.names=[b,a]")).encoder
     assert stored.names == ["b", "a"]
     assert stored.only_stored

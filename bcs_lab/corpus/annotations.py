@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from bcs_lab.corpus.readers import Findings, json_records, read_parquet
-from bcs_lab.errors import ConfigError, CorpusError
+from bcs_lab.errors import ConfigError
 from bcs_lab.teachers.protocol import Protocol
 
 logger = logging.getLogger(__name__)
@@ -58,28 +58,29 @@ class _Record:
 
 
 def teacher_files(folder: Path, found: Findings) -> dict[str, Path]:
-    """Teacher name -> file, alphabetical.
-
-    Raises:
-        CorpusError: there is no folder, or nothing usable in it.
-    """
+    """Teacher name -> file, alphabetical; a missing or empty folder is a problem in ``found``."""
     expected = "expected one file a teacher, such as annotations/internvl3.jsonl (.jsonl or .parquet)"
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
         what = "no such folder" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
-        raise CorpusError(f"{folder}: {what}; {expected}.") from error
+        found.file("annotations", f"{what} ({folder}); {expected}")
+        return {}
     visible = [entry for entry in entries if not entry.name.startswith((".", "~"))]
     usable = [entry for entry in visible if entry.suffix.lower() in SUFFIXES and not entry.is_dir()]
     others = [entry.name for entry in visible if entry not in usable]
     if not usable:
-        raise CorpusError(f"{folder}: no annotations; {expected}, found {', '.join(others[:20]) or 'an empty folder'}.")
+        inside = ", ".join(others[:20]) or "an empty folder"
+        found.file("annotations", f"no annotations ({folder}); {expected}, found {inside}")
+        return {}
     if others:
         logger.warning("%s: not read, since they are neither .jsonl nor .parquet: %s", folder, ", ".join(others[:20]))
     files: dict[str, Path] = {}
     for entry in usable:
         if entry.stem in files:
-            found.file(f"annotations/{entry.name}", f"teacher {entry.stem!r} is also {files[entry.stem].name}; keep one")
+            found.file(
+                f"annotations/{entry.name}", f"teacher {entry.stem!r} is also {files[entry.stem].name}; keep one"
+            )
         files.setdefault(entry.stem, entry)
     return files
 
@@ -99,25 +100,30 @@ def order_teachers(existing: Sequence[str], wanted: Sequence[str] | None) -> tup
     unknown = [name for name in names if name not in existing]
     if unknown or not names or len(set(names)) < len(names):
         what = f"unknown {', '.join(map(repr, unknown))}" if unknown else f"got {names}"
-        raise ConfigError(
-            f"corpus.teachers_order: expected distinct names of teachers this corpus has ({', '.join(existing)}); {what}."
-        )
+        expected = f"expected distinct names of teachers this corpus has ({', '.join(existing)})"
+        raise ConfigError(f"corpus.teachers_order: {expected}; {what}.")
     return tuple(names)
 
 
 def read_annotations(
-    files: Mapping[str, Path], ids: Mapping[str, int], known: set[str], protocol: Protocol, found: Findings
+    files: Mapping[str, Path],
+    ids: Mapping[str, int],
+    n_pairs: int,
+    known: set[str],
+    protocol: Protocol,
+    found: Findings,
 ) -> Annotations:
     """Read every teacher's file.
 
     Args:
         files: teacher -> file, in declared order.
         ids: pair id -> row of the result.
+        n_pairs: number of rows of the result.
         known: pair ids that exist but are not asked for (bad rows of the manifest); their records are passed over.
         protocol: the questions.
         found: receives the problems. A bad record counts as absent.
     """
-    shape = (len(ids), len(files), len(protocol.ids))
+    shape = (n_pairs, len(files), len(protocol.ids))
     answers = np.full(shape, np.nan, dtype=np.float32)
     rationales = np.full(shape, "", dtype=object)
     lost: set[str] = set()
@@ -146,6 +152,8 @@ def read_annotations(
                 good += 1
         if not good and len(found.rows) == before:
             found.file(file, "holds no records; expected one a pair")
+        elif not good:
+            logger.warning("%s: no usable record is left; every answer of this teacher counts as missing", file)
         found.rows[before:] = sorted(found.rows[before:], key=lambda problem: problem.row or 0)
     return Annotations(tuple(files), answers, rationales, frozenset(lost))
 
@@ -187,22 +195,27 @@ def _single(records: list[_Record], file: str, found: Findings, lost: set[str]) 
 
 
 def _fill(given: Any, protocol: Protocol, answers: np.ndarray, rationales: np.ndarray) -> str | None:
-    """Write one record into ``answers`` and ``rationales`` (views ``[n_questions]``); what is wrong with it, if anything."""
+    """Write one record into ``answers`` and ``rationales``, views ``[n_questions]``; returns what is wrong with it."""
     if isinstance(given, list):
         given = dict(given) if all(isinstance(item, tuple) and len(item) == 2 for item in given) else given
-    if not isinstance(given, Mapping):
+    if not isinstance(given, dict):
         return f"expected `answers` to be an object with the questions as keys but got {_shown(given)}"
-    levels, positions = protocol.levels, _positions(protocol)
+    levels = protocol.levels
+    positions = {question: i for i, question in enumerate(protocol.ids)}
     bad: list[str] = []
     unknown: list[str] = []
     for question, cell in given.items():
         position = positions.get(question)
         if position is None:
-            unknown.append(str(question))
+            # A Parquet struct holds null for a question that some other record answers.
+            if cell is not None:
+                unknown.append(str(question))
             continue
-        if isinstance(cell, Mapping):
+        if isinstance(cell, dict):
             answer = cell.get("answer")
-            reason = next((cell[key] for key in RATIONALE_KEYS if cell.get(key) is not None), None)
+            reason = cell.get(RATIONALE_KEYS[0])
+            if reason is None:
+                reason = next((cell[key] for key in RATIONALE_KEYS if cell.get(key) is not None), None)
             if reason is not None:
                 rationales[position] = _clean(reason)
         else:
@@ -222,10 +235,6 @@ def _fill(given: Any, protocol: Protocol, answers: np.ndarray, rationales: np.nd
     if unknown:
         parts.append(f"unknown question {', '.join(map(repr, unknown))} (expected {', '.join(protocol.ids)})")
     return "; ".join(parts) or None
-
-
-def _positions(protocol: Protocol) -> dict[str, int]:
-    return {question: i for i, question in enumerate(protocol.ids)}
 
 
 def _clean(text: Any) -> str:
@@ -283,8 +292,8 @@ def _parquet_records(
         return [_Record(i + 1, ids[i], {q: v[i] for q, v in zip(wide, values, strict=True)}) for i in range(len(ids))]
     found.file(
         file,
-        "expected the columns pair_id and answers, or pair_id, question, answer, rationale, or pair_id and one column a "
-        f"question; found {', '.join(table.column_names)}",
+        "expected the columns pair_id and answers, or pair_id, question, answer, rationale, or pair_id and one column "
+        f"a question; found {', '.join(table.column_names)}",
     )
     return None
 
@@ -308,7 +317,9 @@ def _long_records(table: Any, file: str, found: Findings, lost: set[str]) -> lis
     for row, (pair_id, question, answer, reason) in enumerate(zip(ids, questions, answers, reasons, strict=True), 1):
         record = records.setdefault(pair_id, _Record(row, pair_id, {}))
         if question in record.answers:
-            found.row(file, row, f"question {question!r} is also answered in row {rows[pair_id, question]}", str(pair_id))
+            found.row(
+                file, row, f"question {question!r} is also answered in row {rows[pair_id, question]}", str(pair_id)
+            )
             twice.add(pair_id)
             lost.add(str(pair_id))
         record.answers[question] = {"answer": answer, "reasoning": reason}

@@ -12,10 +12,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import logging
-import os
 import stat
 import threading
 from collections.abc import Iterator
@@ -230,7 +230,7 @@ def _factory(prefix: bytes) -> tuple[Any, str | None]:
 def _binary(path: str | Path) -> IO[bytes]:
     """Open a regular, non-empty file for reading, or say why not."""
     try:
-        status = os.stat(path)
+        status = Path(path).stat()
         if stat.S_ISDIR(status.st_mode):
             raise ImageError(f"{path}: is a folder, expected an image file")
         if not stat.S_ISREG(status.st_mode):
@@ -238,16 +238,15 @@ def _binary(path: str | Path) -> IO[bytes]:
             raise ImageError(f"{path}: is not a regular file")
         if status.st_size == 0:
             raise ImageError(f"{path}: the file is empty (0 bytes)")
-        return open(path, "rb")  # noqa: SIM115 - the caller closes it
+        return Path(path).open("rb")
     except (OSError, ValueError) as error:
         _no_file(path, error)
 
 
 def _no_file(path: str | Path, error: Exception) -> NoReturn:
-    if os.path.islink(path):
-        reason = f"is a link to {os.readlink(path)!r}, which cannot be followed"
-    elif isinstance(error, FileNotFoundError):
-        reason = "no such file"
+    if isinstance(error, (FileNotFoundError, RuntimeError)) or getattr(error, "errno", None) == errno.ELOOP:
+        link = Path(path).is_symlink()
+        reason = f"is a link to {str(Path(path).readlink())!r}, which cannot be followed" if link else "no such file"
     elif isinstance(error, PermissionError):
         reason = "permission denied"
     else:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pandas as pd
@@ -77,34 +78,47 @@ def load_manifest(
     path = _manifest_file(folder)
     found = Findings()
     table = read_table(path, path.name, found)
-    annotations_folder = folder / "annotations"
-    if table is None or not _check_columns(table, path.name, found) or found.files:
-        _stop(folder, found)
-    if not table.rows and not found.rows:
-        found.file(path.name, "empty manifest: there is a header but no pair")
-        _stop(folder, found)
+    files = teacher_files(folder / "annotations", found)
+    order = order_teachers(list(files), teachers_order) if files else ()
+    if table is None:
+        _stop(folder, path.name, found)
+    if not table.rows:
+        found.file(path.name, "no row can be read" if found.rows else "empty manifest: it holds no pair")
+        _stop(folder, path.name, found)
     rows = _Rows(table, path.name)
-    _check_cells(rows, found, need_images=need_images)
-    files: dict[str, Path] = {}
+    missing = _check_columns(table, path.name, found)
+    if "pair_id" in missing:
+        _stop(folder, path.name, found)
+    _check_cells(rows, missing, found, need_images=need_images)
     if need_images:
         _check_images(rows, folder, max_image_pixels, found)
-    try:
-        files = teacher_files(annotations_folder, found)
-    except CorpusError as error:
-        found.file("annotations", str(error))
-    annotations = None
-    if files:
-        order = order_teachers(list(files), teachers_order)
-        ids = {rows.text("pair_id", i): i for i in rows.usable_ids()}
-        known = table.lost_ids | {rows.text("pair_id", i) for i in range(len(rows))}
-        annotations = _by_row(read_annotations({t: files[t] for t in order}, ids, known, protocol, found), ids, len(rows))
-        if not found.files:
-            _check_answered(rows, annotations, found, skip=on_bad_row == "skip")
-    if found.files or annotations is None or (found.rows and on_bad_row == "error"):
-        if need_images and not found.files:
+    ids = {rows.text("pair_id", i): i for i in rows.usable_ids()}
+    known = table.lost_ids | {rows.text("pair_id", i) for i in range(len(rows))}
+    annotations = read_annotations(
+        {teacher: files[teacher] for teacher in order}, ids, len(rows), known, protocol, found
+    )
+    if not found.files:
+        _check_answered(rows, annotations, found, skip=on_bad_row == "skip")
+    if found.files or (found.rows and on_bad_row == "error"):
+        if need_images:
             _decode_all(rows, max_image_pixels, found)
-        _stop(folder, found)
-    return _assemble(rows, annotations, folder, path.name, found, on_bad_row, max_image_pixels, protocol, need_images)
+        _stop(folder, path.name, found)
+    keep = _usable(rows, folder, found)
+    return Corpus(
+        name=folder.name,
+        pairs=_pairs(rows, keep),
+        teachers=annotations.teachers,
+        answers=annotations.answers[keep],
+        rationales=annotations.rationales[keep],
+        protocol=protocol,
+        root=folder,
+        where=[rows.where(i) for i in keep],
+        skipped=_ordered(found.rows, path.name),
+        on_bad_row=on_bad_row,
+        max_image_pixels=max_image_pixels,
+        found_paths=rows.found_paths,
+        sources=_sources(folder),
+    )
 
 
 def corpus_folder(root: str | Path | None, kind: str, what: str) -> Path:
@@ -115,11 +129,15 @@ def corpus_folder(root: str | Path | None, kind: str, what: str) -> Path:
     """
     if root is None or not str(root).strip():
         raise CorpusError(f"corpus={kind} needs corpus.root=DIR, the folder {what}.")
-    folder = Path(os.path.abspath(Path(root).expanduser()))
+    folder = Path(os.path.abspath(Path(root).expanduser()))  # noqa: PTH100 - a link keeps its name
     tried = f"corpus.root={root}" + ("" if str(root) == str(folder) else f" (that is {folder})")
     if not folder.exists():
         parent = next(p for p in folder.parents if p.exists())
-        near = difflib.get_close_matches(folder.name, _entries(parent), n=1, cutoff=0.75) if folder.parent == parent else []
+        near = (
+            difflib.get_close_matches(folder.name, _entries(parent), n=1, cutoff=0.75)
+            if folder.parent == parent
+            else []
+        )
         hint = f" Did you mean {parent / near[0]}?" if near else f" The nearest folder that exists is {parent}."
         raise CorpusError(f"{tried}: no such folder; expected the folder {what}.{hint}")
     if not folder.is_dir():
@@ -150,14 +168,19 @@ def _manifest_file(folder: Path) -> Path:
     raise CorpusError(f"{folder}: {expected}; found {shown or 'an empty folder'}.{hint}")
 
 
-def _stop(folder: Path, found: Findings) -> None:
-    problems = found.files + found.rows
+def _stop(folder: Path, file: str, found: Findings) -> NoReturn:
+    problems = found.files + _ordered(found.rows, file)
     count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
     if found.files:
         advice = "Correct these and start again."
     else:
         advice = "Correct these rows, or go on without them: corpus.on_bad_row=skip"
     raise CorpusError(f"{count} in the corpus {folder}:\n{listing(problems, SHOWN)}\n{advice}")
+
+
+def _ordered(problems: Sequence[Problem], file: str) -> list[Problem]:
+    """The manifest's first, then by file; by row within a file."""
+    return sorted(problems, key=lambda problem: (problem.file != file, problem.file, problem.row or 0))
 
 
 # --- manifest --------------------------------------------------------------------------------------------------------
@@ -195,11 +218,11 @@ class _Rows:
         return [i for i in range(len(self)) if self.text("pair_id", i) and i not in self.repeats]
 
 
-def _check_columns(table: Table, file: str, found: Findings) -> bool:
-    """Report missing columns; ``False`` when not even pair ids can be read."""
+def _check_columns(table: Table, file: str, found: Findings) -> list[str]:
+    """Report missing columns in one problem; returns their names."""
     missing = [name for name in PAIR_COLUMNS if name not in table.columns]
-    if not missing or (not table.columns and not table.rows):
-        return True
+    if not missing:
+        return []
     extra = [name for name in table.columns if name not in PAIR_COLUMNS]
     free = list(extra)
     parts = []
@@ -207,16 +230,14 @@ def _check_columns(table: Table, file: str, found: Findings) -> bool:
         near = _meant(name, free)
         if near is not None:
             free.remove(near)
-            parts.append(f"{name} (rename {near!r}?)")
-        else:
-            parts.append(name)
+        parts.append(name if near is None else f"{name} (did you mean to rename {near!r}?)")
     plural = "s" if len(missing) > 1 else ""
     found.file(
         file,
         f"missing column{plural} {', '.join(parts)}; unknown columns here: {', '.join(map(repr, extra)) or 'none'}. "
         f"Expected {', '.join(PAIR_COLUMNS)} (write {UNKNOWN} where a value is unknown)",
     )
-    return False
+    return missing
 
 
 def _meant(name: str, candidates: list[str]) -> str | None:
@@ -228,9 +249,9 @@ def _meant(name: str, candidates: list[str]) -> str | None:
     return folded[near[0]] if near else None
 
 
-def _check_cells(rows: _Rows, found: Findings, *, need_images: bool) -> None:
+def _check_cells(rows: _Rows, missing: Sequence[str], found: Findings, *, need_images: bool) -> None:
     """Ids, empty cells, duplicates; fills unknown cells."""
-    needed = ("pair_id", "concept", *(PATH_COLUMNS if need_images else ()))
+    needed = {"pair_id", "concept", *(PATH_COLUMNS if need_images else ())} - set(missing)
     untrimmed: dict[str, list[int]] = {}
     seen: dict[str, list[int]] = {}
     for i, cells in enumerate(rows.table.cells):
@@ -289,16 +310,6 @@ def _check_answered(rows: _Rows, annotations: Annotations, found: Findings, *, s
             rows.problem(i, "pair without annotations: all its records are bad", found)
 
 
-def _by_row(annotations: Annotations, ids: Mapping[str, int], n: int) -> Annotations:
-    """Spread arrays with one row a usable id to one row a manifest row."""
-    shape = (n, *annotations.answers.shape[1:])
-    answers = np.full(shape, np.nan, dtype=np.float32)
-    rationales = np.full(shape, "", dtype=object)
-    at = list(ids.values())
-    answers[at], rationales[at] = annotations.answers, annotations.rationales
-    return Annotations(annotations.teachers, answers, rationales, annotations.lost)
-
-
 # --- images ----------------------------------------------------------------------------------------------------------
 
 
@@ -306,6 +317,7 @@ def _check_images(rows: _Rows, root: Path, max_pixels: int, found: Findings) -> 
     """Resolve every path, read every header, and look for pairs that compare a file with itself."""
     listings: dict[Path, list[str]] = {}
     resolved: dict[str, Resolved] = {}
+    folded: list[str] = []
     for i in range(len(rows)):
         for column in PATH_COLUMNS:
             text = rows.text(column, i)
@@ -318,25 +330,22 @@ def _check_images(rows: _Rows, root: Path, max_pixels: int, found: Findings) -> 
                 rows.problem(i, f"{column}: {item.problem}", found)
                 continue
             if item.warning:
-                logger.warning("%s: pair %r: %s: %s", rows.where(i), rows.text("pair_id", i), column, item.warning)
+                folded.append(f"{rows.where(i)}: pair {rows.text('pair_id', i)!r}: {column}: {item.warning}")
                 rows.found_paths[text] = item.path
             rows.images.setdefault(i, {})[column] = item.path
     distinct = list(dict.fromkeys(path for paths in rows.images.values() for path in paths.values()))
     checked = dict(zip(distinct, _parallel(_header_check, distinct, max_pixels), strict=True))
     used: dict[tuple[str, str], list[int]] = {}
     real = {path: os.path.realpath(path) for path in distinct}
-    warned: set[Path] = set()
+    animated: dict[Path, str] = {}
     for i, paths in rows.images.items():
         for column, path in paths.items():
             reason, frames = checked[path]
             if reason is not None:
                 rows.problem(i, f"{column}: {reason}", found)
-            elif frames > 1 and path not in warned:
-                warned.add(path)
-                logger.warning(
-                    "%s: pair %r: %s: %s is an animation of %d frames; every stage uses its first frame only",
-                    rows.where(i), rows.text("pair_id", i), column, path, frames,
-                )  # fmt: skip
+            elif frames > 1:
+                pair = f"{rows.where(i)}: pair {rows.text('pair_id', i)!r}"
+                animated.setdefault(path, f"{pair}: {column}: {path} is an animation of {frames} frames")
         if len(paths) < len(PATH_COLUMNS):
             continue
         a, b = (real[paths[column]] for column in PATH_COLUMNS)
@@ -344,17 +353,24 @@ def _check_images(rows: _Rows, root: Path, max_pixels: int, found: Findings) -> 
             rows.problem(i, f"reference and reconstruction are the same file: {paths['reference_path']}", found)
         else:
             used.setdefault((a, b), []).append(i)
+    _warn("file names differ from the manifest; the existing files are used", folded)
+    _warn("animations: every stage uses the first frame only", list(animated.values()))
     _warn_same_files(rows, used)
 
 
 def _warn_same_files(rows: _Rows, used: Mapping[tuple[str, str], list[int]]) -> None:
     groups = [same for same in used.values() if len({rows.text("pair_id", i) for i in same}) > 1]
-    shown = "; ".join(", ".join(f"{rows.text('pair_id', i)} (line {rows.line(i)})" for i in same) for same in groups[:5])
-    if groups:
-        logger.warning(
-            "%s: %d times the same two files have several pair ids: %s%s",
-            rows.file, len(groups), shown, "" if len(groups) <= 5 else "; …",
-        )  # fmt: skip
+    lines = [", ".join(f"{rows.text('pair_id', i)} ({rows.where(i)})" for i in same) for same in groups]
+    _warn("the same two files have several pair ids", lines)
+
+
+def _warn(what: str, lines: Sequence[str], shown: int = 10) -> None:
+    if lines:
+        rest = f"\n  … and {len(lines) - shown} more" if len(lines) > shown else ""
+        logger.warning("%s:\n%s%s", what, "\n".join(f"  - {line}" for line in lines[:shown]), rest)
+
+
+_Check = Callable[[Path, int], tuple[str | None, int]]
 
 
 def _header_check(path: Path, max_pixels: int) -> tuple[str | None, int]:
@@ -368,9 +384,9 @@ def _full_check(path: Path, max_pixels: int) -> tuple[str | None, int]:
     return check_image_file(path, max_pixels=max_pixels, decode=True), 0
 
 
-def _parallel(check: object, paths: list[Path], max_pixels: int) -> list[tuple[str | None, int]]:
+def _parallel(check: _Check, paths: list[Path], max_pixels: int) -> list[tuple[str | None, int]]:
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(lambda path: check(path, max_pixels), paths))  # type: ignore[operator]
+        return list(pool.map(lambda path: check(path, max_pixels), paths))
 
 
 def _decode_all(rows: _Rows, max_pixels: int, found: Findings) -> None:
@@ -389,47 +405,27 @@ def _decode_all(rows: _Rows, max_pixels: int, found: Findings) -> None:
 # --- result ----------------------------------------------------------------------------------------------------------
 
 
-def _assemble(
-    rows: _Rows,
-    annotations: Annotations,
-    folder: Path,
-    file: str,
-    found: Findings,
-    on_bad_row: str,
-    max_image_pixels: int,
-    protocol: Protocol,
-    need_images: bool,
-) -> Corpus:
+def _usable(rows: _Rows, folder: Path, found: Findings) -> list[int]:
+    """Positions of the good rows, sorted by pair id."""
     keep = [i for i in range(len(rows)) if i not in rows.bad]
+    problems = _ordered(found.rows, rows.file)
     if not keep:
-        message = listing(found.rows, SHOWN)
-        raise CorpusError(f"{folder}: no usable pair is left, all rows have problems ({len(found.rows)}):\n{message}")
-    if found.rows:
+        raise CorpusError(
+            f"no usable pair is left in the corpus {folder}: {len(problems)} problems\n{listing(problems, SHOWN)}"
+        )
+    if problems:
         logger.warning(
-            "%s: %d problems; %d of %d rows are left out (corpus.on_bad_row=skip):\n%s",
-            folder, len(found.rows), len(rows) - len(keep), len(rows), listing(found.rows, 20),
+            "%s: %d problems; %d of %d pairs are left out (corpus.on_bad_row=skip):\n%s",
+            folder, len(problems), len(rows) - len(keep), len(rows), listing(problems, 20),
         )  # fmt: skip
-    keep.sort(key=lambda i: rows.text("pair_id", i))
+    return sorted(keep, key=lambda i: rows.text("pair_id", i))
+
+
+def _pairs(rows: _Rows, keep: Sequence[int]) -> pd.DataFrame:
     columns = [*PAIR_COLUMNS, *(name for name in rows.table.columns if name not in PAIR_COLUMNS)]
-    pairs = pd.DataFrame({name: [rows.text(name, i) for i in keep] for name in columns}, dtype=object)
-    sources = folder / "sources.csv"
-    return Corpus(
-        name=folder.name,
-        pairs=pairs,
-        teachers=annotations.teachers,
-        answers=annotations.answers[keep],
-        rationales=annotations.rationales[keep],
-        protocol=protocol,
-        root=folder,
-        where=[f"{file}:{rows.line(i)}" for i in keep],
-        skipped=list(found.rows) if on_bad_row == "skip" else [],
-        on_bad_row=on_bad_row,
-        max_image_pixels=max_image_pixels,
-        found_paths=rows.found_paths,
-        sources=sources.read_text(encoding="utf-8", errors="replace") if sources.is_file() else None,
-    )
+    return pd.DataFrame({name: [rows.text(name, i) for i in keep] for name in columns}, dtype=object)
 
 
-def sorted_problems(problems: Sequence[Problem]) -> list[Problem]:
-    """By file, then row; problems of a whole file first."""
-    return sorted(problems, key=lambda problem: (problem.file, problem.row or 0))
+def _sources(folder: Path) -> str | None:
+    path = folder / "sources.csv"
+    return path.read_text(encoding="utf-8-sig", errors="replace") if path.is_file() else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import os
+import stat
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,14 +40,15 @@ def resolve_path(text: str, root: Path, listings: dict[Path, list[str]] | None =
     """
     listings = {} if listings is None else listings
     wanted = root / text
-    if os.path.exists(wanted):
+    if _exists(wanted):
         return Resolved(wanted)
     composed = _walk(text, root, _same_composition, listings)
-    if composed is not None and os.path.exists(composed):
+    if composed is not None and _exists(composed):
         return Resolved(
-            composed, warning=f"{text!r} is written {_shown(composed, root)!r} on the disk (Unicode composition)"
+            composed,
+            warning=f"{text} is {text!a} here, {_shown(composed, root)!a} on the disk (Unicode composition)",
         )
-    link = _dangling(wanted if os.path.islink(wanted) else composed)
+    link = _dangling(wanted if _is_link(wanted) else composed)
     if link:
         return Resolved(None, problem=f"{text!r} {link}")
     start = "an absolute path" if Path(text).is_absolute() else f"relative paths start at {root}"
@@ -59,10 +60,16 @@ def _suggestion(text: str, root: Path, listings: dict[Path, list[str]]) -> str:
     if "://" in text and not text.startswith("file://"):
         return "; addresses are not opened, download the file first"
     slashes = "; use / instead of \\" if "\\" in text else ""
-    variants = (text, text.strip(), text.replace("\\", "/").strip(), unquote(text), unquote(text).removeprefix("file://"))
+    variants = (
+        text,
+        text.strip(),
+        text.replace("\\", "/").strip(),
+        unquote(text),
+        unquote(text).removeprefix("file://"),
+    )
     for variant in variants:
         near = _walk(variant, root, _alike, listings)
-        if near is not None and os.path.exists(near):
+        if near is not None and _exists(near):
             return f"{slashes}; did you mean {_shown(near, root)!r}?"
     if slashes:
         return slashes
@@ -72,7 +79,7 @@ def _suggestion(text: str, root: Path, listings: dict[Path, list[str]]) -> str:
 def _close_names(text: str, root: Path, listings: dict[Path, list[str]]) -> str:
     here = root
     for part in Path(text).parts:
-        if os.path.lexists(here / part):
+        if _lexists(here / part):
             here = here / part
             continue
         if not here.is_dir():
@@ -80,18 +87,16 @@ def _close_names(text: str, root: Path, listings: dict[Path, list[str]]) -> str:
         close = difflib.get_close_matches(part, _names(here, listings)[:5000], n=2, cutoff=0.75)
         if close:
             return f"; similar in {here}: {', '.join(map(repr, close))}"
-        return "" if here == root else f"; {here} has no {part!r}"
+        return "" if here / part == root / text else f"; there is no folder {here / part}"
     return ""
 
 
-def _walk(
-    text: str, root: Path, same: Callable[[str, str], bool], listings: dict[Path, list[str]]
-) -> Path | None:
+def _walk(text: str, root: Path, same: Callable[[str, str], bool], listings: dict[Path, list[str]]) -> Path | None:
     """Follow ``text`` part by part; a missing part may be replaced by the only sibling that is ``same``."""
     here = root
     for part in Path(text).parts:
         child = here / part
-        if not os.path.lexists(child):
+        if not _lexists(child):
             alike = [name for name in _names(here, listings) if same(name, part)]
             if len(alike) != 1:
                 return None
@@ -109,21 +114,42 @@ def _alike(a: str, b: str) -> bool:
 
 
 def _dangling(path: Path | None) -> str | None:
-    if path is None or not os.path.islink(path):
+    if path is None or not _is_link(path):
         return None
-    target = os.readlink(path)
+    target = str(path.readlink())
     full = (path.parent / target).absolute()
-    why = "is a loop of links" if os.path.lexists(full) else "does not exist"
+    why = "is a loop of links" if _lexists(full) else "does not exist"
     return f"is a link ({path}) to {target!r}, and its target {full} {why}"
 
 
 def _names(folder: Path, listings: dict[Path, list[str]]) -> list[str]:
     if folder not in listings:
         try:
-            listings[folder] = sorted(os.listdir(folder))
+            listings[folder] = sorted(entry.name for entry in folder.iterdir())
         except OSError:
             listings[folder] = []
     return listings[folder]
+
+
+def _exists(path: Path) -> bool:
+    # Not `Path.exists`, which raises for names that are too long or folders that may not be searched.
+    try:
+        path.stat()
+    except (OSError, ValueError, RuntimeError):
+        return False
+    return True
+
+
+def _lexists(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _is_link(path: Path) -> bool:
+    return _lexists(path) and stat.S_ISLNK(path.lstat().st_mode)
 
 
 def _shown(path: Path, root: Path) -> str:

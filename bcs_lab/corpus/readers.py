@@ -31,9 +31,11 @@ class Findings:
     files: list[Problem] = field(default_factory=list)
 
     def row(self, file: str, row: int | None, message: str, pair_id: str | None = None) -> None:
+        """Add a bad row."""
         self.rows.append(Problem(file, row, message, pair_id))
 
     def file(self, file: str, message: str, row: int | None = None) -> None:
+        """Add a problem of a whole file."""
         self.files.append(Problem(file, row, message))
 
 
@@ -106,7 +108,9 @@ def _read_csv(path: Path, file: str, found: Findings) -> Table | None:
             if "unexpected end of data" in str(error):
                 found.file(file, 'a quote (") opened in the row that starts here is never closed', line)
                 return None
-            found.row(file, line, f"not valid CSV ({error})")
+            # Read leniently, so that at least the id is known and its annotations are not called strays.
+            pair_id = _csv_id(next(csv.reader(lines[line - 1 : reader.line_num]), []), header, table)
+            found.row(file, line, f"not valid CSV ({error})", pair_id)
             continue
         if not any(cell.strip() for cell in record) and not any(n in damage for n in range(line, reader.line_num + 1)):
             continue
@@ -125,11 +129,7 @@ def _read_csv(path: Path, file: str, found: Findings) -> Table | None:
             if len(record) > len(header):
                 bad += ' (a value that holds a comma must be in "quotes")'
         if bad:
-            pair_id = dict(zip(header, record, strict=False)).get("pair_id") or None
-            pair_id = None if pair_id is None else pair_id.encode("utf-8", "replace").decode()
-            if pair_id:
-                table.lost_ids.add(pair_id)
-            found.row(file, line, bad, pair_id)
+            found.row(file, line, bad, _csv_id(record, header, table))
             continue
         table.rows.append(line)
         table.cells.append(dict(zip(header, record, strict=True)))
@@ -137,6 +137,16 @@ def _read_csv(path: Path, file: str, found: Findings) -> Table | None:
         found.file(file, "holds only blank lines, expected a header and one row a pair")
         return None
     return table
+
+
+def _csv_id(record: list[str], header: list[str] | None, table: Table) -> str | None:
+    """The pair id of a row that cannot be used, remembered in ``table.lost_ids``."""
+    pair_id = dict(zip(header or [], record, strict=False)).get("pair_id")
+    if not pair_id:
+        return None
+    pair_id = pair_id.encode("utf-8", "replace").decode()
+    table.lost_ids.add(pair_id)
+    return pair_id
 
 
 def _csv_lines(data: bytes) -> tuple[list[str], dict[int, str]]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
+from bcs_lab.encoders.base import FrozenEncoder
 from bcs_lab.errors import EncoderError
 
 #: The paper's fusion, in its order (Section 5.2).
@@ -122,7 +123,7 @@ def unknown_encoder(name: str, others: Sequence[str] = ()) -> str:
 
 def load_encoder(
     name: str, *, options: Mapping[str, Any] | None = None, device: str = "auto", dtype: str | None = None
-) -> Encoder:
+) -> FrozenEncoder:
     """Load an encoder, ready to embed.
 
     Args:
@@ -148,7 +149,7 @@ def load_encoder(
     if "revision" in given:
         given["revision"] = str(given["revision"])
     dtype = given.pop("dtype", None) or dtype
-    encoder: Encoder = import_module(_LOADERS[spec.library]).load(spec, options=given, device=device, dtype=dtype)
+    encoder: FrozenEncoder = import_module(_LOADERS[spec.library]).load(spec, options=given, device=device, dtype=dtype)
     if spec.dim is not None and encoder.dim != spec.dim:
         raise EncoderError(
             f"Encoder {name!r} gives {spec.dim} values an image, but its source gives {encoder.dim}: another model is "

@@ -9,8 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bcs_lab.errors import EncoderError
+
+if TYPE_CHECKING:
+    from bcs_lab.encoders import EncoderSpec
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +22,7 @@ logger = logging.getLogger(__name__)
 HUB_TIMEOUT = 3.0
 
 
-def fetch_file(name: str, repo: str, revision: str, filenames: Sequence[str]) -> Path:
+def fetch_file(spec: EncoderSpec, repo: str, revision: str, filenames: Sequence[str]) -> Path:
     """The first of ``filenames`` that a hub repository holds.
 
     Raises:
@@ -27,6 +31,7 @@ def fetch_file(name: str, repo: str, revision: str, filenames: Sequence[str]) ->
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError
 
+    _check_repo(spec, repo)
     for filename in filenames:
         cached = try_to_load_from_cache(repo, filename, revision=revision)
         if isinstance(cached, str):
@@ -35,7 +40,7 @@ def fetch_file(name: str, repo: str, revision: str, filenames: Sequence[str]) ->
     for filename in filenames:
         try:
             _probe(repo, filename, revision)
-            logger.info("encoder %s: downloading %s from %s@%s", name, filename, repo, revision)
+            logger.info("encoder %s: downloading %s from %s@%s", spec.name, filename, repo, revision)
             return Path(hf_hub_download(repo, filename, revision=revision, etag_timeout=HUB_TIMEOUT))
         except EntryNotFoundError:
             reason = f"the repository holds none of {', '.join(filenames)}"
@@ -43,14 +48,14 @@ def fetch_file(name: str, repo: str, revision: str, filenames: Sequence[str]) ->
             # Whatever the client raises (its HTTP library changes between versions), the user needs the same answer.
             reason = _reason(error)
             break
-    raise unavailable(name, f"{repo}@{revision}", filenames, reason)
+    raise unavailable(spec, f"{repo}@{revision}", filenames, reason)
 
 
-def fetch_folder(name: str, repo: str, revision: str, required: str, patterns: Sequence[Sequence[str]]) -> Path:
+def fetch_folder(spec: EncoderSpec, repo: str, revision: str, required: str, patterns: Sequence[Sequence[str]]) -> Path:
     """A local folder with a repository's files.
 
     Args:
-        name: the encoder, for messages.
+        spec: the encoder, for messages.
         repo: hub repository.
         revision: branch, tag or commit.
         required: a file that every usable copy has.
@@ -62,13 +67,14 @@ def fetch_folder(name: str, repo: str, revision: str, required: str, patterns: S
     """
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
+    _check_repo(spec, repo)
     cached = try_to_load_from_cache(repo, required, revision=revision)
     if isinstance(cached, str) and any(list(Path(cached).parent.glob(group[-1])) for group in patterns):
         return Path(cached).parent
     try:
         _probe(repo, required, revision)
         for group in patterns:
-            logger.info("encoder %s: downloading %s@%s", name, repo, revision)
+            logger.info("encoder %s: downloading %s@%s", spec.name, repo, revision)
             folder = Path(
                 snapshot_download(repo, revision=revision, allow_patterns=list(group), etag_timeout=HUB_TIMEOUT)
             )
@@ -77,22 +83,22 @@ def fetch_folder(name: str, repo: str, revision: str, required: str, patterns: S
         reason = f"the repository holds no {' or '.join(group[-1] for group in patterns)}"
     except Exception as error:
         reason = _reason(error)
-    raise unavailable(name, f"{repo}@{revision}", [required, *(group[-1] for group in patterns)], reason)
+    raise unavailable(spec, f"{repo}@{revision}", [required, *(group[-1] for group in patterns)], reason)
 
 
-def unavailable(name: str, where: str, files: Sequence[str], reason: str) -> EncoderError:
+def unavailable(spec: EncoderSpec, where: str, files: Sequence[str], reason: str) -> EncoderError:
     """The error for weights that cannot be had: what was tried, and the ways out."""
     from huggingface_hub import constants
 
-    library = name.partition(":")[0] if ":" in name else None
-    key = name if library is None else f"'{name}'"
-    elsewhere = f"encoder={library or 'timm'} encoder.name=/folder"
+    local = f"encoder={spec.library} encoder.name=/folder"
+    if ":" not in spec.name:
+        local = f"encoder.options.{spec.name}.source=/folder, or {local}"
     return EncoderError(
-        f"The weights of encoder {name!r} ({where}) cannot be had.\n"
+        f"The weights of encoder {spec.name!r} ({where}) cannot be had.\n"
         f"Tried: the local cache ({constants.HF_HUB_CACHE}): no {', '.join(files)}; the hub ({constants.ENDPOINT}): "
         f"{reason}.\n"
         "Ways out:\n"
-        f"  - name a local copy: encoder.options.{key}.source=/folder, or {elsewhere}\n"
+        f"  - name a local copy: {local}\n"
         f"  - download on a machine with a network (`hf download {where.partition('@')[0]}`), copy its cache folder "
         "here and point HF_HOME at it\n"
         "  - bring embeddings computed elsewhere: bcs embed source=npz path=FILE encoder.name=NAME\n"
@@ -100,18 +106,32 @@ def unavailable(name: str, where: str, files: Sequence[str], reason: str) -> Enc
     )
 
 
-def local_source(name: str, source: str | Path | None) -> Path | None:
-    """The option ``source`` as a path.
+def local_source(spec: EncoderSpec, source: str | Path | None) -> Path | None:
+    """The option ``source``, or else the model where that is a local path; ``None`` if neither is local.
 
     Raises:
         EncoderError: nothing is there.
     """
-    if source is None:
-        return None
-    path = Path(source).expanduser()
-    if not path.exists():
-        raise EncoderError(f"Encoder {name!r}: expected a folder or weight file at source={str(source)!r}, found none.")
-    return path
+    path = Path(source or spec.model).expanduser()
+    # A folder that happens to be called like a model of the library is not meant.
+    named = spec.model.startswith(("/", "./", "../", "~"))
+    if (source is not None or named or (":" in spec.name and "/" in spec.model)) and path.exists():
+        return path
+    if source is not None or named:
+        raise EncoderError(f"Encoder {spec.name!r}: expected a folder or weight file at {path}, found none.")
+    return None
+
+
+def _check_repo(spec: EncoderSpec, repo: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise EncoderError(
+            f"Encoder {spec.name!r}: {repo!r} is neither a local path nor a hub repository ({error})."
+        ) from None
 
 
 def _probe(repo: str, filename: str, revision: str) -> None:

@@ -30,10 +30,10 @@ def load(spec: EncoderSpec, *, options: Mapping[str, Any], device: str, dtype: s
     check_choice(spec.name, "pooling", options.get("pooling", spec.pooling), POOLINGS)
     size = check_size(spec.name, options.get("image_size"))
     revision = options.get("revision", spec.revision)
-    source = local_source(spec.name, options.get("source"))
+    source = local_source(spec, options.get("source"))
     model, tag = spec.model, spec.pretrained
-    if source is None and Path(model).expanduser().exists():
-        source, model = Path(model).expanduser(), ""
+    if source is not None and "source" not in options:
+        model = ""
     elif tag is None and "/" in model:
         model, _, tag = model.partition("/")
 
@@ -148,9 +148,9 @@ def _from_hub(spec: EncoderSpec, config: Mapping[str, Any], revision: str) -> Pa
     repo, _, filename = location.rpartition("/")
     if not repo:
         raise unavailable(
-            spec.name, spec.model, WEIGHT_FILES, "open_clip names no hub repository for it; download it yourself"
+            spec, spec.model, WEIGHT_FILES, "open_clip names no hub repository for it; download it yourself"
         )
-    return fetch_file(spec.name, repo, revision, (filename,) if filename else WEIGHT_FILES)
+    return fetch_file(spec, repo, revision, (filename,) if filename else WEIGHT_FILES)
 
 
 def _folder_config(spec: EncoderSpec, folder: Path) -> dict[str, Any]:

@@ -35,9 +35,7 @@ def load(spec: EncoderSpec, *, options: Mapping[str, Any], device: str, dtype: s
     check_choice(spec.name, "pooling", pooling, POOLINGS)
     size = check_size(spec.name, options.get("image_size"))
     revision = options.get("revision", spec.revision)
-    source = local_source(spec.name, options.get("source"))
-    if source is None and Path(spec.model).expanduser().exists():
-        source = Path(spec.model).expanduser()
+    source = local_source(spec, options.get("source"))
 
     import timm
 
@@ -130,8 +128,8 @@ def _from_hub(spec: EncoderSpec, model: str, revision: str) -> Path:
         raise EncoderError(f"timm has no weights {model!r}; expected one of {', '.join(tags) or '(none)'}.")
     repo = config.hf_hub_id
     if not repo:
-        raise unavailable(spec.name, model, WEIGHT_FILES, "timm names no repository for these weights")
-    return fetch_file(spec.name, repo, revision, WEIGHT_FILES)
+        raise unavailable(spec, model, WEIGHT_FILES, "timm names no repository for these weights")
+    return fetch_file(spec, repo, revision, WEIGHT_FILES)
 
 
 def _from_folder(spec: EncoderSpec, folder: Path) -> tuple[str, dict[str, Any]]:

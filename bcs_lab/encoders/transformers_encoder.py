@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bcs_lab.encoders.base import FrozenEncoder, Preprocessing, check_choice, torch_encoder
@@ -33,14 +32,11 @@ def load(spec: EncoderSpec, *, options: Mapping[str, Any], device: str, dtype: s
     pooling = options.get("pooling", spec.pooling)
     check_choice(spec.name, "pooling", pooling, POOLINGS)
     revision = options.get("revision", spec.revision)
-    folder = local_source(spec.name, options.get("source"))
-    local = Path(spec.model).expanduser()
-    model = spec.model
-    if folder is None and local.exists():
-        folder, model = local, ""
+    folder = local_source(spec, options.get("source"))
+    model = spec.model if folder is None or "source" in options else ""
     if folder is None:
         # Before the import of transformers, so that a missing hub is reported at once.
-        folder = fetch_folder(spec.name, spec.model, revision, "config.json", _FILES)
+        folder = fetch_folder(spec, spec.model, revision, "config.json", _FILES)
     if folder.is_file():
         raise EncoderError(
             f"Encoder {spec.name!r}: expected a folder with config.json, preprocessor_config.json and weights, found "

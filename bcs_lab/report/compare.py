@@ -147,8 +147,11 @@ def collect(folders: Sequence[Path]) -> tuple[list[Row], str]:
     baselines: dict[tuple[Any, ...], Row] = {}
     for _, _, rows in loaded:
         for row in rows:
-            where = f" · {len(str(row.facts['teachers']).split())} teachers, split {row.facts['split']}"
-            shown = replace(row, label=row.label + (where if len(targets) > 1 else ""))
+            where = (
+                [f"{len(str(row.facts['teachers']).split())} teachers"] if len({key[1] for key in targets}) > 1 else []
+            )
+            where += [f"split {row.facts['split']}"] if len({key[2:] for key in targets}) > 1 else []
+            shown = replace(row, label=" · ".join([row.label, *where]))
             baselines.setdefault((row.label, *_targets(row)), shown)
     ordered = sorted(
         baselines.values(), key=lambda row: (str(row.facts["split"]), str(row.facts["teachers"]).count(" "))

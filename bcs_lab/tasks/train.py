@@ -22,7 +22,7 @@ from bcs_lab.corpus import Corpus, write_skipped
 from bcs_lab.embeddings import PairEmbeddings
 from bcs_lab.errors import CorpusError, Problem, listing
 from bcs_lab.files import write_text
-from bcs_lab.results import Scores, evaluate_parts, prediction_table, report, result_rows, write_results
+from bcs_lab.results import Scores, evaluate_parts, prediction_table, report, result_rows, summary_line, write_results
 from bcs_lab.split import Split, concept_key, make_split
 from bcs_lab.tasks.inputs import embed, open_corpus, open_store
 from bcs_lab.tracking import Tracker, tracking
@@ -53,17 +53,12 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     write_text(out / "config.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
     teachers = config.teachers if isinstance(config.teachers, list) else [str(config.teachers)]
     tags = [config.encoder.name, f"teachers-{'+'.join(map(str, teachers))}", config.head.name]
-    sweep = out.parent.name if out.parent.parent.name == "sweep" or out.name.isdigit() else None
-    with tracking(
-        config.logger,
-        out,
-        settings=values,
-        tags=tags,
-        group=sweep,
-        name=f"{out.parent.name}-{out.name}" if sweep else out.name,
-    ) as tracker:
+    sweep = out.parent.name if (out.parent / "multirun.yaml").is_file() else None
+    name = f"{sweep}-{out.name}" if sweep else out.name
+    with tracking(config.logger, out, settings=values, tags=tags, group=sweep, name=name) as tracker:
         result = train(config, out, start, tracker=tracker)
-    print(result.table)
+    # A sweep ends with one table of all jobs; a job of it says only how it went.
+    print(summary_line(result.metrics) if sweep else result.table)
     print(f"Written: {out}")
     return result.facts
 
@@ -74,7 +69,7 @@ def train(config: TrainConfig, out: Path, base: Path, *, tracker: Tracker | None
     Args:
         config: checked settings.
         out: folder of the run; gets ``metrics.json``, ``predictions.parquet``, ``split.parquet``, ``curves.csv``,
-            ``ensemble/`` and two figures.
+            ``results.txt``, ``ensemble/`` and two figures.
         base: folder that relative paths of the settings start at.
         tracker: mirror for curves, table and figures.
 
@@ -116,17 +111,18 @@ def train(config: TrainConfig, out: Path, base: Path, *, tracker: Tracker | None
         config.optim.model_dump(),
         config.trainer.model_dump(),
         config.seeds,
-        loggers=tracker.member_logger,
+        logger_factory=tracker.member_logger,
         progress=True,
     )
     ensemble = Ensemble.from_members(
         members,
-        data,
-        embeddings,
         head=head,
+        embeddings=embeddings,
         protocol=corpus.protocol,
         teachers=teachers,
-        consensus_weight=config.consensus.weight,
+        weight_scheme=config.consensus.weight,
+        split=split,
+        targets=targets,
         simulated_teachers=corpus.simulated_teachers,
     )
     scores = Scores.of(members, ensemble, targets, split)
@@ -152,7 +148,9 @@ def train(config: TrainConfig, out: Path, base: Path, *, tracker: Tracker | None
         "split_hash": split.hash,
         "skipped": len(corpus.skipped),
     }
-    return TrainResult(metrics, predictions, report(rows, metrics, corpus), facts)
+    table = report(rows, metrics, corpus)
+    write_text(out / "results.txt", table + "\n")
+    return TrainResult(metrics, predictions, table, facts)
 
 
 def with_targets(corpus: Corpus, teachers: Sequence[str]) -> Corpus:

@@ -1,0 +1,682 @@
+"""Bundles: a corpus without its images, self-contained through the embeddings that travel with it.
+
+::
+
+    BUNDLE/
+      bundle.json                       format, teachers, questions, encoders with fingerprints, SHA-256 of every file
+      manifest.parquet                  the pairs, without paths
+      annotations.parquet               pair_id, teacher, question, answer, rationale
+      embeddings-<encoder>.safetensors  images float16 [m, d]; reference, reconstruction int32 [n]
+      sources.csv                       where the pairs come from, if known
+      README.md                         the data card
+
+Writing the same corpus twice gives the same bytes (with the same version of pyarrow): no dates, one order everywhere.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from bcs_lab.corpus.annotations import order_teachers
+from bcs_lab.corpus.images import DEFAULT_MAX_IMAGE_PIXELS
+from bcs_lab.corpus.manifest import corpus_folder
+from bcs_lab.corpus.schema import PAIR_COLUMNS, PATH_COLUMNS, Corpus, ShippedEmbeddings
+from bcs_lab.errors import ConfigError, CorpusError, RunError
+from bcs_lab.teachers.protocol import BCS12, PERCEPTUAL, SEMANTIC
+from bcs_lab.teachers.protocol import Protocol as Questions
+
+logger = logging.getLogger(__name__)
+
+FORMAT = "bcs_lab bundle"
+VERSION = 1
+INDEX = "bundle.json"
+
+#: Where the package keeps its embedded corpus.
+BRAINBANK = Path(__file__).resolve().parent.parent / "assets" / "brainbank"
+
+_WHAT = "made by `bcs corpus export`, with bundle.json"
+
+
+class _Embeddings(Protocol):
+    """What :func:`write_bundle` needs of embeddings; ``ShippedEmbeddings`` and ``PairEmbeddings`` both have it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def fingerprint(self) -> dict[str, Any]: ...
+    @property
+    def images(self) -> np.ndarray: ...
+    @property
+    def reference(self) -> np.ndarray: ...
+    @property
+    def reconstruction(self) -> np.ndarray: ...
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write_bundle(
+    corpus: Corpus,
+    embeddings: Sequence[_Embeddings],
+    out: str | Path,
+    *,
+    sources_csv: str | Path | None = None,
+    card_extra: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a corpus and its embeddings as one folder without images.
+
+    Args:
+        corpus: the pairs and answers.
+        embeddings: one a encoder, rows in the corpus' order (``images`` ``[m, d]``, ``reference`` and
+            ``reconstruction`` ``[n_pairs]``). Stored as float16, each distinct row once.
+        out: the folder to make; written under a temporary name beside it and renamed.
+        sources_csv: a table of sources to ship; by default the corpus' own.
+        card_extra: Markdown that says what the corpus is and is not; by default the corpus' own.
+        overwrite: replace an existing bundle.
+
+    Returns:
+        The absolute path of the bundle.
+
+    Raises:
+        RunError: ``out`` exists and is not empty, or cannot be written.
+        CorpusError: the embeddings do not fit the corpus, or ``sources_csv`` cannot be read.
+    """
+    target = Path(os.path.abspath(Path(out).expanduser()))  # noqa: PTH100 - a link keeps its name
+    _check_target(target, overwrite)
+    sources = corpus.sources
+    if sources_csv is not None:
+        try:
+            sources = Path(sources_csv).read_text(encoding="utf-8-sig")
+        except (OSError, ValueError) as error:
+            raise CorpusError(f"{sources_csv}: the table of sources cannot be read ({error})") from error
+    card_extra = corpus.card_extra if card_extra is None else card_extra
+    packed = _pack_all(corpus, embeddings)
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+        _write_files(corpus, packed, partial, sources, card_extra)
+        _put_in_place(partial, target)
+    except OSError as error:
+        raise RunError(f"{target}: the bundle cannot be written ({error.strerror or error})") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise RunError(f"{target}: is a file; expected a folder to make for the bundle.")
+    if any(target.iterdir()):
+        if not overwrite:
+            raise RunError(f"{target}: exists and is not empty; choose another folder, or allow overwriting it.")
+        if not (target / INDEX).is_file():
+            raise RunError(f"{target}: is not a bundle (no {INDEX}), so it is not overwritten; choose another folder.")
+
+
+def _put_in_place(partial: Path, target: Path) -> None:
+    old = None
+    if target.exists():
+        old = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
+        target.rename(old)
+    try:
+        partial.rename(target)
+    except OSError:
+        if old is not None:
+            old.rename(target)
+        raise
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _pack_all(corpus: Corpus, embeddings: Sequence[_Embeddings]) -> list[ShippedEmbeddings]:
+    if not embeddings:
+        raise ConfigError("A bundle needs the embeddings of at least one encoder, since it ships no images.")
+    names = [item.name for item in embeddings]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"Expected each encoder once in a bundle but got {', '.join(names)}.")
+    return [_pack(corpus, item) for item in embeddings]
+
+
+def _pack(corpus: Corpus, item: _Embeddings) -> ShippedEmbeddings:
+    """Distinct rows only, float16, in order of first use: pair by pair, reference before reconstruction."""
+    if getattr(item, "stand_in", None):
+        raise CorpusError(f"Embeddings of {item.name} are a stand-in ({item.stand_in}); export the encoder itself.")  # type: ignore[attr-defined]
+    images, n = np.asarray(item.images), len(corpus)
+    slots = np.stack([np.asarray(item.reference), np.asarray(item.reconstruction)], axis=1).astype(np.int64)
+    if images.ndim != 2 or slots.shape != (n, 2) or (n and (slots.min() < 0 or slots.max() >= len(images))):
+        raise CorpusError(
+            f"Embeddings of {item.name} do not fit the corpus: expected rows for {n} pairs but got images "
+            f"{images.shape}, reference {np.shape(item.reference)}, reconstruction {np.shape(item.reconstruction)}."
+        )
+    stored = np.ascontiguousarray(images.astype(np.float16))
+    rows: dict[bytes, int] = {}
+    order: list[int] = []
+    row_of: dict[int, int] = {}
+    for slot in dict.fromkeys(slots.ravel().tolist()):
+        content = stored[slot].tobytes()
+        if content not in rows:
+            rows[content] = len(order)
+            order.append(slot)
+        row_of[slot] = rows[content]
+    kept = stored[order]
+    if not np.isfinite(kept).all():
+        raise CorpusError(f"Embeddings of {item.name} hold values that are not finite in float16.")
+    indices = np.array([[row_of[a], row_of[b]] for a, b in slots.tolist()], dtype=np.int64).reshape(n, 2)
+    try:
+        fingerprint = json.loads(json.dumps(item.fingerprint, sort_keys=True))
+    except (TypeError, ValueError) as error:
+        raise CorpusError(f"The fingerprint of encoder {item.name} is not JSON ({error}).") from error
+    return ShippedEmbeddings(item.name, fingerprint, kept, indices[:, 0].copy(), indices[:, 1].copy())
+
+
+def _write_files(
+    corpus: Corpus, packed: Sequence[ShippedEmbeddings], folder: Path, sources: str | None, card_extra: str | None
+) -> None:
+    from safetensors.numpy import save
+
+    columns = [name for name in corpus.pairs.columns if name not in PATH_COLUMNS]
+    _write_parquet(folder / "manifest.parquet", {name: corpus.pairs[name].tolist() for name in columns})
+    _write_parquet(folder / "annotations.parquet", _long_answers(corpus))
+    encoders: list[dict[str, Any]] = []
+    for item in packed:
+        file = _embedding_file(item.name)
+        if any(file.lower() == str(other["file"]).lower() for other in encoders):
+            raise ConfigError(f"Two encoders of the bundle would be stored as {file}; rename one.")
+        tensors = {
+            "images": item.images,
+            "reference": item.reference.astype(np.int32),
+            "reconstruction": item.reconstruction.astype(np.int32),
+        }
+        (folder / file).write_bytes(save(tensors))
+        encoders.append(
+            {
+                "name": item.name,
+                "file": file,
+                "dim": int(item.images.shape[1]),
+                "images": len(item.images),
+                "fingerprint": item.fingerprint,
+            }
+        )
+    if sources is not None:
+        (folder / "sources.csv").write_text(sources, encoding="utf-8", newline="\n")
+    files = {path.name: path for path in sorted(folder.iterdir())}
+    index = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": corpus.name,
+        "teachers": list(corpus.teachers),
+        "simulated_teachers": corpus.simulated_teachers,
+        "protocol": {"name": corpus.protocol.name, "questions": list(corpus.protocol.ids)},
+        "counts": {"pairs": len(corpus), "concepts": int(corpus.pairs["concept"].nunique())},
+        "encoders": encoders,
+        "card_extra": card_extra,
+        "sha256": {name: _sha256(path) for name, path in files.items()},
+    }
+    text = json.dumps(index, indent=2, ensure_ascii=False) + "\n"
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    (folder / "README.md").write_text(_card(corpus, packed, sizes, sources, card_extra), encoding="utf-8", newline="\n")
+    # Last, since its presence says that the bundle is complete.
+    (folder / INDEX).write_text(text, encoding="utf-8", newline="\n")
+
+
+def _write_parquet(path: Path, columns: Mapping[str, list[Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # Plain text columns, no pandas metadata: nothing that depends on the writer's pandas.
+    table = pa.table({name: pa.array(values, type=pa.string()) for name, values in columns.items()})
+    pq.write_table(table, path, compression="zstd")
+
+
+def _long_answers(corpus: Corpus) -> dict[str, list[Any]]:
+    label = {value: name for name, value in corpus.protocol.levels.items()}
+    given = ~np.isnan(corpus.answers)
+    present = given | (corpus.rationales != "")
+    pair, teacher, question = np.nonzero(present)
+    values = corpus.answers[present].tolist()
+    try:
+        answers = [label[value] if value == value else None for value in values]
+    except KeyError as error:
+        raise CorpusError(f"Expected answers of {sorted(label)} in the corpus but got {error}.") from error
+    ids = corpus.pairs["pair_id"].tolist()
+    return {
+        "pair_id": [ids[i] for i in pair.tolist()],
+        "teacher": [corpus.teachers[i] for i in teacher.tolist()],
+        "question": [corpus.protocol.ids[i] for i in question.tolist()],
+        "answer": answers,
+        "rationale": corpus.rationales[present].tolist(),
+    }
+
+
+def _embedding_file(name: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "encoder"
+    if plain != name:
+        # Two names may differ only in characters that file names cannot hold.
+        plain = f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"embeddings-{plain}.safetensors"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+# --- data card -------------------------------------------------------------------------------------------------------
+
+
+def _card(
+    corpus: Corpus,
+    packed: Sequence[ShippedEmbeddings],
+    sizes: Mapping[str, int],
+    sources: str | None,
+    card_extra: str | None,
+) -> str:
+    pairs = corpus.pairs
+    images = f", {len(packed[0].images)} distinct images" if packed else ""
+    parts = [
+        f"# Corpus {corpus.name}",
+        f"{len(pairs)} pairs of a reference and its reconstruction from brain signals, {pairs['concept'].nunique()} "
+        f"concepts, {pairs['method'].nunique()} methods, {_known(pairs['subject'])} known subjects{images}. "
+        f"Answers of {len(corpus.teachers)} teachers to the {len(corpus.protocol.ids)} questions of "
+        f"{corpus.protocol.name}.",
+    ]
+    if corpus.simulated_teachers:
+        parts.append("**The teachers are simulated:** their answers are computed, nobody gave them.")
+    if card_extra and card_extra.strip():
+        parts.append(card_extra.strip())
+    parts += [
+        "## Images and licence",
+        "No image is included, only numbers computed from images (embeddings) and answers about them. "
+        "The images stay with their owners; whoever has a right to them can embed them again.",
+        "## Pairs",
+        _counts(pairs, "method"),
+    ]
+    parts += [_counts(pairs, "modality")] if "modality" in pairs.columns else []
+    parts += ["## Teachers", _teacher_table(corpus), _NOTE]
+    parts += ["## Embeddings", _encoder_table(packed), _ENCODER_NOTE]
+    if sources:
+        parts += ["## Sources", _sources_table(sources)]
+    parts += ["## Files", _markdown(["file", "bytes"], [[name, str(size)] for name, size in sizes.items()])]
+    return "\n\n".join(parts) + "\n"
+
+
+_NOTE = (
+    "Shares are of the answers given. T-PAS and T-SAS are the means of the six perceptual and the six semantic answers "
+    "of a pair (no 0, somewhat 0.5, yes 1), averaged over pairs; the consensus takes the median over teachers of each "
+    "question first."
+)
+_ENCODER_NOTE = "float16, one row a distinct image; the full fingerprints are in bundle.json."
+
+
+def _known(values: pd.Series) -> int:
+    return len(set(values) - {"na"})
+
+
+def _counts(pairs: pd.DataFrame, column: str) -> str:
+    groups = pairs.groupby(column, sort=True)
+    rows = [[str(name), str(len(group)), str(group["concept"].nunique())] for name, group in groups]
+    return _markdown([column, "pairs", "concepts"], rows)
+
+
+def _teacher_table(corpus: Corpus) -> str:
+    rows = [[name, *_teacher_row(corpus, corpus.answers[:, t])] for t, name in enumerate(corpus.teachers)]
+    with np.errstate(all="ignore"):
+        median = _quiet(np.nanmedian, corpus.answers, axis=1)
+    rows.append(["consensus", "", *[""] * len(corpus.protocol.levels), *_scores(corpus, median)])
+    return _markdown(["teacher", "answered", *corpus.protocol.levels, "T-PAS", "T-SAS"], rows)
+
+
+def _teacher_row(corpus: Corpus, answers: np.ndarray) -> list[str]:
+    given = ~np.isnan(answers)
+    n = int(given.sum())
+    shares = [_number((answers == value).sum() / n if n else None) for value in corpus.protocol.levels.values()]
+    return [_number(float(given.mean()) if answers.size else None), *shares, *_scores(corpus, answers)]
+
+
+def _scores(corpus: Corpus, answers: np.ndarray) -> list[str]:
+    scores = []
+    for group in (PERCEPTUAL, SEMANTIC):
+        columns = corpus.protocol.indices(group)
+        per_pair = _quiet(np.nanmean, answers[:, columns].astype(np.float64), axis=1) if columns else np.array([])
+        per_pair = per_pair[~np.isnan(per_pair)]
+        scores.append(_number(float(per_pair.mean()) if per_pair.size else None))
+    return scores
+
+
+def _quiet(function: Any, values: np.ndarray, axis: int) -> np.ndarray:
+    """Without numpy's warning about slices that are missing altogether; they stay NaN."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return function(values, axis=axis)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _encoder_table(packed: Sequence[ShippedEmbeddings]) -> str:
+    rows = []
+    for item in packed:
+        digest = hashlib.sha256(json.dumps(item.fingerprint, sort_keys=True).encode()).hexdigest()[:12]
+        rows.append([item.name, str(item.images.shape[1]), str(len(item.images)), digest])
+    return _markdown(["encoder", "dimensions", "distinct rows", "fingerprint (SHA-256)"], rows)
+
+
+def _sources_table(sources: str) -> str:
+    rows = [row for row in csv.reader(io.StringIO(sources, newline="")) if row]
+    width = max((len(row) for row in rows), default=0)
+    return _markdown(_padded(rows[0], width), [_padded(row, width) for row in rows[1:]]) if rows else ""
+
+
+def _padded(row: list[str], width: int) -> list[str]:
+    return row + [""] * (width - len(row))
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [list(header), ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(" ".join(c.replace("|", "\\|").split()) for c in line) + " |" for line in lines)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_bundle(
+    root: str | Path | None,
+    *,
+    teachers_order: Sequence[str] | None = None,
+    on_bad_row: str = "error",
+    max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS,
+    protocol: Questions = BCS12,
+    need_images: bool = True,
+    stand_ins: bool = False,
+) -> Corpus:
+    """Read a bundle; every file is checked against its SHA-256, embeddings are memory-mapped.
+
+    Args:
+        root: the bundle's folder.
+        teachers_order: all or some of the bundle's teachers, in another order; by default the declared order.
+        on_bad_row: kept in the corpus; a bundle holds good rows only.
+        max_image_pixels: kept in the corpus.
+        protocol: the questions; the bundle must answer the same.
+        need_images: has no effect, a bundle never has images.
+        stand_ins: whether its embeddings may stand in for those of encoders it lacks.
+
+    Raises:
+        CorpusError: a file is missing, damaged, of a newer version, or does not fit; the message names it.
+        ConfigError: ``teachers_order`` does not fit.
+    """
+    folder = corpus_folder(root, "bundle", _WHAT)
+    index = _read_index(folder)
+    try:
+        return _read(folder, index, teachers_order, on_bad_row, max_image_pixels, protocol, stand_ins)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise CorpusError(
+            f"{folder / INDEX}: does not have the entries of a bundle ({type(error).__name__}: {error})."
+        ) from error
+
+
+def read_brainbank(root: str | Path | None = None, **options: Any) -> Corpus:
+    """The embedded corpus of real pairs; options as in :func:`read_bundle`.
+
+    Raises:
+        CorpusError: this installation lacks the data.
+        ConfigError: a root was given.
+    """
+    if root is not None and str(root).strip():
+        raise ConfigError(
+            f"corpus=brainbank ships with the package and takes no corpus.root (got {root}); for a folder of yours use "
+            "corpus=manifest or corpus=bundle."
+        )
+    if not (BRAINBANK / INDEX).is_file():
+        raise CorpusError(
+            f"{BRAINBANK}: the embedded corpus is missing from this installation; install bcs_lab again, or make it "
+            "with scripts/make_brainbank.py."
+        )
+    return read_bundle(BRAINBANK, stand_ins=True, **options)
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    path = folder / INDEX
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        hint = ""
+        if any((folder / f"manifest.{suffix}").exists() for suffix in ("csv", "jsonl")):
+            hint = " This looks like a corpus with images: corpus=manifest."
+        raise CorpusError(f"{folder}: not a bundle, {INDEX} is missing.{hint}") from error
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except ValueError as error:
+        raise CorpusError(f"{path}: is damaged, expected JSON ({error})") from error
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        raise CorpusError(f'{path}: expected "format": "{FORMAT}"; this is no bundle.')
+    version = index.get("version")
+    if not isinstance(version, int) or version > VERSION or version < 1:
+        raise CorpusError(f"{path}: bundle version {version!r}, this package reads up to {VERSION}; upgrade bcs_lab.")
+    return index
+
+
+def _read(
+    folder: Path,
+    index: Mapping[str, Any],
+    teachers_order: Sequence[str] | None,
+    on_bad_row: str,
+    max_image_pixels: int,
+    protocol: Questions,
+    stand_ins: bool,
+) -> Corpus:
+    _verify(folder, index)
+    questions = tuple(index["protocol"]["questions"])
+    if questions != protocol.ids:
+        raise CorpusError(
+            f"{folder / INDEX}: answers {index['protocol']['name']} ({', '.join(questions)}), expected {protocol.name} "
+            f"({', '.join(protocol.ids)})."
+        )
+    pairs = _read_pairs(folder / "manifest.parquet")
+    teachers = tuple(index["teachers"])
+    answers, rationales = _read_answers(folder / "annotations.parquet", pairs["pair_id"].tolist(), teachers, protocol)
+    if teachers_order is not None:
+        order = order_teachers(teachers, teachers_order)
+        at = [teachers.index(name) for name in order]
+        teachers, answers, rationales = order, answers[:, at], rationales[:, at]
+    card, sources = folder / "README.md", folder / "sources.csv"
+    return Corpus(
+        name=index["name"],
+        pairs=pairs,
+        teachers=teachers,
+        answers=answers,
+        rationales=rationales,
+        protocol=protocol,
+        root=None,
+        where=[f"manifest.parquet:{i}" for i in range(1, len(pairs) + 1)],
+        shipped={item["name"]: _read_embeddings(folder, item, len(pairs)) for item in index["encoders"]},
+        stand_ins=stand_ins,
+        simulated_teachers=bool(index["simulated_teachers"]),
+        card=card.read_text(encoding="utf-8", errors="replace") if card.is_file() else None,
+        on_bad_row=on_bad_row,
+        max_image_pixels=max_image_pixels,
+        sources=sources.read_text(encoding="utf-8") if "sources.csv" in index["sha256"] else None,
+        card_extra=index.get("card_extra"),
+    )
+
+
+def _verify(folder: Path, index: Mapping[str, Any]) -> None:
+    """Every file is there and holds what was written; all that are not are named at once."""
+    bad = []
+    wanted: dict[str, str] = dict(index["sha256"])
+    named = ["manifest.parquet", "annotations.parquet", *(item["file"] for item in index["encoders"])]
+    for name in [*wanted, *(name for name in named if name not in wanted)]:
+        path = folder / name
+        try:
+            found = _sha256(path) if name in wanted and Path(name).name == name else None
+        except OSError as error:
+            bad.append(f"  - {path}: {'is missing' if isinstance(error, FileNotFoundError) else error.strerror}")
+            continue
+        if found is None or found != wanted[name]:
+            bad.append(f"  - {path}: is damaged (its SHA-256 differs from {INDEX})")
+    if bad:
+        raise CorpusError(
+            f"{folder}: {len(bad)} file{'s' if len(bad) > 1 else ''} of the bundle cannot be used; copy it again:\n"
+            + "\n".join(bad)
+        )
+
+
+def _read_pairs(path: Path) -> pd.DataFrame:
+    table = _parquet(path)
+    missing = [name for name in PAIR_COLUMNS if name not in table.column_names and name not in PATH_COLUMNS]
+    if missing:
+        raise CorpusError(f"{path}: missing columns {', '.join(missing)}.")
+    cells = {name: table[name].to_pylist() for name in table.column_names}
+    cells |= {name: [""] * table.num_rows for name in PATH_COLUMNS}
+    columns = [*PAIR_COLUMNS, *(name for name in table.column_names if name not in PAIR_COLUMNS)]
+    ids = cells["pair_id"]
+    if not ids or ids != sorted(set(ids)):
+        raise CorpusError(f"{path}: expected one or more rows, sorted by distinct pair ids.")
+    return pd.DataFrame({name: cells[name] for name in columns}, dtype=object)
+
+
+def _read_answers(
+    path: Path, ids: list[str], teachers: Sequence[str], protocol: Questions
+) -> tuple[np.ndarray, np.ndarray]:
+    table = _parquet(path)
+    shape = (len(ids), len(teachers), len(protocol.ids))
+    answers = np.full(shape, np.nan, dtype=np.float32)
+    rationales = np.full(shape, "", dtype=object)
+    where = []
+    for column, names in (("pair_id", ids), ("teacher", teachers), ("question", protocol.ids)):
+        position = pd.Index(list(names), dtype=object).get_indexer(table[column].to_pylist())
+        if (position < 0).any():
+            row = int(np.argmax(position < 0))
+            raise CorpusError(f"{path}: row {row + 1}: unknown {column} {table[column][row].as_py()!r}.")
+        where.append(position)
+    levels: dict[str | None, float] = {None: np.nan}
+    levels.update(protocol.levels)
+    given = table["answer"].to_pylist()
+    unknown = next((i for i, answer in enumerate(given) if answer not in levels), None)
+    if unknown is not None:
+        raise CorpusError(f"{path}: row {unknown + 1}: answer {given[unknown]!r} is outside the scale.")
+    answers[tuple(where)] = [levels[answer] for answer in given]
+    rationales[tuple(where)] = np.array(table["rationale"].to_pylist(), dtype=object)
+    return answers, rationales
+
+
+def _parquet(path: Path) -> Any:
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as parquet:
+            return parquet.read()
+    except Exception as error:
+        raise CorpusError(f"{path}: not a readable Parquet file ({error})") from error
+
+
+def _read_embeddings(folder: Path, item: Mapping[str, Any], n: int) -> ShippedEmbeddings:
+    path = folder / item["file"]
+    arrays = _map_safetensors(path)
+    images, reference, reconstruction = (arrays.get(k) for k in ("images", "reference", "reconstruction"))
+    if images is None or reference is None or reconstruction is None:
+        raise CorpusError(f"{path}: expected the arrays images, reference, reconstruction; found {', '.join(arrays)}.")
+    rows = np.concatenate([reference, reconstruction]).astype(np.int64)
+    if (
+        images.dtype != np.float16
+        or images.shape != (item["images"], item["dim"])
+        or reference.shape != (n,)
+        or reconstruction.shape != (n,)
+        or (n and (rows.min() < 0 or rows.max() >= len(images)))
+    ):
+        raise CorpusError(
+            f"{path}: expected images float16 ({item['images']}, {item['dim']}) and rows of {n} pairs; found images "
+            f"{images.dtype} {images.shape}, reference {reference.shape}, reconstruction {reconstruction.shape}."
+        )
+    return ShippedEmbeddings(item["name"], dict(item["fingerprint"]), images, rows[:n], rows[n:])
+
+
+_DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "I32": np.dtype("<i4")}
+
+
+def _map_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """Arrays of a safetensors file as read-only memory maps (the library's own reader copies them)."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        arrays: dict[str, np.ndarray] = {}
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            start = 8 + length + entry["data_offsets"][0]
+            arrays[name] = np.memmap(
+                path, dtype=_DTYPES[entry["dtype"]], mode="r", offset=start, shape=tuple(entry["shape"])
+            )
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
+        raise CorpusError(f"{path}: not a readable safetensors file ({error})") from error
+    return arrays
+
+
+# --- comparing -------------------------------------------------------------------------------------------------------
+
+
+def bundle_differences(first: Corpus, second: Corpus, *, atol: float = 0.0) -> list[str]:
+    """Where the contents of two bundles differ, for pairs that both have; empty when they agree.
+
+    Args:
+        first: one corpus read by :func:`read_bundle`.
+        second: the other.
+        atol: largest accepted difference of an embedding value; another processor may round the last bit differently.
+    """
+    shared = sorted(set(first.pairs["pair_id"]) & set(second.pairs["pair_id"]))
+    if not shared:
+        return ["no pair is in both"]
+    a = first.subset(first.pairs["pair_id"].isin(shared).to_numpy(dtype=bool))
+    b = second.subset(second.pairs["pair_id"].isin(shared).to_numpy(dtype=bool))
+    found = []
+    for name in dict.fromkeys([*a.pairs.columns, *b.pairs.columns]):
+        if name not in a.pairs.columns or name not in b.pairs.columns:
+            found.append(f"column {name} is in one only")
+        elif a.pairs[name].tolist() != b.pairs[name].tolist():
+            found.append(f"column {name}")
+    if a.teachers != b.teachers:
+        found.append(f"teachers {a.teachers} and {b.teachers}")
+    else:
+        found += [] if np.array_equal(a.answers, b.answers, equal_nan=True) else ["answers"]
+        found += [] if np.array_equal(a.rationales, b.rationales) else ["rationales"]
+    for name in dict.fromkeys([*a.shipped, *b.shipped]):
+        if name not in a.shipped or name not in b.shipped:
+            found.append(f"encoder {name} is in one only")
+            continue
+        x, y = a.shipped[name], b.shipped[name]
+        if x.fingerprint != y.fingerprint:
+            found.append(f"fingerprint of {name}")
+        if x.images.shape[1] != y.images.shape[1]:
+            found.append(f"dimensions of {name}")
+            continue
+        for side in ("reference", "reconstruction"):
+            gap = np.abs(
+                x.images[getattr(x, side)].astype(np.float32) - y.images[getattr(y, side)].astype(np.float32)
+            ).max()
+            if gap > atol:
+                found.append(f"{side} embeddings of {name} (largest difference {gap:.2g})")
+    return found

@@ -1,0 +1,553 @@
+"""Embeddings of a corpus' pairs: found where they travel with the corpus, brought in, stored, or computed.
+
+For each encoder asked for, in this order: embeddings shipped with the corpus; embeddings imported under that name for
+these pairs; the store, filled from the images; on embedded corpora only, a stand-in, which every label then shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bcs_lab.corpus.images import file_sha256, load_image
+from bcs_lab.corpus.schema import Corpus
+from bcs_lab.encoders import LIBRARIES, encoder_spec, list_encoders, load_encoder, unknown_encoder
+from bcs_lab.encoders.base import FrozenEncoder, normalise
+from bcs_lab.encoders.npz import ROLES, read_npz
+from bcs_lab.errors import CorpusError, EncoderError, ImageError, Problem, StoreError, listing
+from bcs_lab.store import EmbeddingStore
+
+logger = logging.getLogger(__name__)
+
+#: Library that fingerprints of imported embeddings name.
+IMPORTED = "npz"
+#: Threads that decode and resize while the network computes.
+DECODERS = 2
+_NOT_NAMES = frozenset({"fusion", "embedded", "stored", "all", *LIBRARIES})
+
+
+@dataclass(frozen=True)
+class PairEmbeddings:
+    """One encoder's embeddings of a corpus' pairs; images that recur are held once.
+
+    Attributes:
+        name: the encoder asked for.
+        label: what tables show: the name, with ``(stand-in …)`` where another encoder's embeddings are used.
+        stand_in: that other encoder, or ``None``.
+        fingerprint: what made the numbers.
+        images: ``[n_images, dim]`` unit vectors as stored: float16 from a bundle, float32 otherwise.
+        reference: int64 ``[n_pairs]``, row of ``images``, in the corpus' order of pairs.
+        reconstruction: int64 ``[n_pairs]``, likewise.
+    """
+
+    name: str
+    label: str
+    stand_in: str | None
+    fingerprint: dict[str, Any]
+    images: np.ndarray
+    reference: np.ndarray
+    reconstruction: np.ndarray
+
+    @property
+    def dim(self) -> int:
+        """Length of one embedding."""
+        return int(self.images.shape[1])
+
+
+@dataclass(frozen=True)
+class ImportSummary:
+    """What :func:`import_npz` did.
+
+    Attributes:
+        name: the name the embeddings now have.
+        pairs: number of pairs of the corpus.
+        dim: length of a vector.
+        added: pairs that were new under this name.
+        unchanged: pairs that were there with the same values.
+        replaced: pairs whose values were replaced (``overwrite``).
+    """
+
+    name: str
+    pairs: int
+    dim: int
+    added: int
+    unchanged: int
+    replaced: int
+
+
+def canonical(vectors: np.ndarray) -> np.ndarray:
+    """Float32 unit rows, rounded to float16 first.
+
+    The one rule by which a float16 bundle, the float32 store and a computation on another machine give a model the same
+    numbers.
+
+    Args:
+        vectors: ``[n, dim]`` of any float type.
+    """
+    return normalise(np.asarray(vectors).astype(np.float16).astype(np.float32))
+
+
+def pair_embeddings(
+    corpus: Corpus,
+    names: Sequence[str],
+    *,
+    store: EmbeddingStore | None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    stand_in: Mapping[str, str] | None = None,
+    device: str = "auto",
+    batch_size: int = 32,
+    dtype: str | None = None,
+    progress: bool = True,
+    only_stored: bool = False,
+) -> tuple[Corpus, list[PairEmbeddings]]:
+    """Embeddings of a corpus' pairs by each of the named encoders.
+
+    Args:
+        corpus: the pairs.
+        names: encoders or imported names, in the order wanted.
+        store: where vectors are looked up and kept; ``None`` computes without keeping.
+        options: per name, see :func:`bcs_lab.encoders.load_encoder`.
+        stand_in: encoder -> replacement, used only on corpora with ``stand_ins``.
+        device: where encoders run.
+        batch_size: images a batch, 1 or more.
+        dtype: of encoders without an option ``dtype``.
+        progress: show a bar with rate and remaining time when standard error is a terminal.
+        only_stored: compute nothing; use only what is shipped, imported or stored.
+
+    Returns:
+        The corpus, without the pairs of broken images under ``on_bad_row=skip``, and one item a name.
+
+    Raises:
+        EncoderError: a name is unknown, or its embeddings cannot be had.
+        CorpusError: images are missing or broken under ``on_bad_row=error``; lists every one. What could be embedded is
+            in the store by then.
+        StoreError: the store cannot be read or written.
+    """
+    if batch_size < 1:
+        raise EncoderError(f"Expected encoder.batch_size to be 1 or more but got {batch_size}.")
+    repeated = sorted({name for name in names if list(names).count(name) > 1})
+    if repeated:
+        raise EncoderError(f"Expected each encoder once but got {', '.join(repeated)} more than once.")
+    for name in names:
+        _check_known(name, corpus, store)
+    if store is None:
+        with tempfile.TemporaryDirectory() as folder:
+            return pair_embeddings(
+                corpus, names, store=EmbeddingStore(folder), options=options, stand_in=stand_in, device=device,
+                batch_size=batch_size, dtype=dtype, progress=progress, only_stored=only_stored,
+            )  # fmt: skip
+    job = _Job(corpus, store, options or {}, stand_in or {}, device, batch_size, dtype, progress, only_stored)
+    found = [job.resolve(name) for name in names]
+    return job.finish(found)
+
+
+def stored_names(store: EmbeddingStore, corpus: Corpus) -> list[str]:
+    """Names under which embeddings of all of the corpus' pairs were imported, in alphabetical order."""
+    names = {str(item["name"]): item for item in store.fingerprints() if item.get("library") == IMPORTED}
+    keys = _import_keys(corpus)
+    return [name for name in sorted(names) if store.get(names[name], keys)[1].all()]
+
+
+def import_npz(
+    corpus: Corpus, path: str | Path, name: str, store: EmbeddingStore, overwrite: bool = False
+) -> ImportSummary:
+    """Put embeddings computed elsewhere into the store, tied to the corpus' pairs.
+
+    Args:
+        corpus: whose pairs the file describes; its images may be absent.
+        path: an ``.npz`` with ``ids`` (pair ids, text ``[n]``, any order), ``reference`` and ``reconstruction`` (float
+            ``[n, dim]``). Rows are L2-normalised and kept as float32.
+        name: what to call them, as in ``encoder=stored encoder.names=[NAME]``.
+        store: where they go.
+        overwrite: replace other values of the same pairs under this name.
+
+    Raises:
+        EncoderError: the name is taken or not a plain identifier.
+        CorpusError: everything wrong with the file, at once.
+        StoreError: other values are stored under this name (without ``overwrite``), or the store cannot be written.
+    """
+    _check_name(name)
+    path = Path(path)
+    reference, reconstruction = read_npz(path, [str(pair_id) for pair_id in corpus.pairs["pair_id"]])
+    vectors = normalise(np.concatenate([reference, reconstruction]))
+    dim = vectors.shape[1]
+    fingerprint = {"library": IMPORTED, "name": name, "model": f"{IMPORTED}-{name}", "dim": dim}
+    for other in store.fingerprints():
+        if other.get("library") == IMPORTED and other.get("name") == name and other.get("dim") != dim:
+            raise StoreError(
+                f"{path}: its vectors have {dim} values, those stored under {name!r} have {other.get('dim')}; choose "
+                "another encoder.name."
+            )
+    keys = _import_keys(corpus)
+    stored, present = store.get(fingerprint, keys)
+    n = len(corpus)
+    here = present[:n] & present[n:]
+    same = np.isclose(stored, vectors, rtol=0, atol=1e-6).all(axis=1)
+    equal = here & same[:n] & same[n:]
+    changed = (present[:n] | present[n:]) & ~equal
+    if changed.any() and not overwrite:
+        examples = ", ".join(corpus.pairs["pair_id"][changed].head(3))
+        raise StoreError(
+            f"{path}: other values are stored under {name!r} for {int(changed.sum())} of these pairs ({examples}…); "
+            "choose another encoder.name, or overwrite=true to replace them."
+        )
+    write = np.flatnonzero(np.tile(~equal, 2))
+    if len(write):
+        store.put(fingerprint, [keys[i] for i in write], vectors[write])
+    summary = ImportSummary(name, n, dim, int((~equal & ~changed).sum()), int(equal.sum()), int(changed.sum()))
+    logger.info(
+        "imported %s from %s: %d pairs of %d values (%d new, %d unchanged, %d replaced)",
+        name, path, n, dim, summary.added, summary.unchanged, summary.replaced,
+    )  # fmt: skip
+    return summary
+
+
+# --- finding ---------------------------------------------------------------------------------------------------------
+
+
+class _Job:
+    """One call of :func:`pair_embeddings`: what several encoders share is done once."""
+
+    def __init__(
+        self, corpus: Corpus, store: EmbeddingStore, options: Mapping[str, Mapping[str, Any]],
+        stand_in: Mapping[str, str], device: str, batch_size: int, dtype: str | None, progress: bool, only_stored: bool,
+    ) -> None:  # fmt: skip
+        self.corpus, self.store, self.options, self.stand_in = corpus, store, options, stand_in
+        self.device, self.batch_size, self.dtype = device, batch_size, dtype
+        self.progress, self.only_stored = progress, only_stored
+        self._hashed: _Images | None = None
+
+    def resolve(self, name: str) -> PairEmbeddings | _Pending:
+        """Find or compute one encoder's vectors, with a stand-in where that is allowed."""
+        try:
+            return self._own(name)
+        except EncoderError as error:
+            other = self.stand_in.get(name) if self.corpus.stand_ins else None
+            if other is None:
+                raise
+            logger.warning(
+                "encoder %s cannot be had for corpus %s; %s STANDS IN for it. Results are labelled "
+                "'%s (stand-in %s)' and are not %s's.", name, self.corpus.name, other, name, other, name,
+            )  # fmt: skip
+            logger.info("why %s cannot be had: %s", name, error)
+            try:
+                own = self._own(other)
+            except EncoderError as second:
+                raise EncoderError(f"{error}\nIts stand-in {other!r} cannot be had either: {second}") from second
+            return replace(own, name=name, label=f"{name} (stand-in {other})", stand_in=other)
+
+    def _own(self, name: str) -> PairEmbeddings | _Pending:
+        shipped = self.corpus.shipped.get(name)
+        if shipped is not None:
+            if self._agrees(name, shipped.fingerprint):
+                return PairEmbeddings(
+                    name, name, None, dict(shipped.fingerprint), shipped.images, shipped.reference,
+                    shipped.reconstruction,
+                )  # fmt: skip
+            if self.corpus.root is None:
+                raise EncoderError(
+                    f"The corpus {self.corpus.name!r} ships {name} made with "
+                    f"{ {key: shipped.fingerprint.get(key) for key in self._wanted(name)} }, not with the asked "
+                    f"{self._wanted(name)}, and has no images to compute it from; leave the options out."
+                )
+        imported = self._imported(name)
+        if imported is not None:
+            return imported
+        if name not in list_encoders() and ":" not in name:
+            raise EncoderError(self._absent(name))
+        if self.corpus.root is None:
+            raise EncoderError(self._absent(name))
+        return self._from_images(name)
+
+    def _wanted(self, name: str) -> dict[str, Any]:
+        """Options that a fingerprint answers for."""
+        given = self.options.get(name) or {}
+        return {key: given[key] for key in ("pooling", "revision", "dtype") if given.get(key) is not None}
+
+    def _agrees(self, name: str, fingerprint: Mapping[str, Any]) -> bool:
+        return all(str(fingerprint.get(key)) == str(value) for key, value in self._wanted(name).items())
+
+    def _imported(self, name: str) -> PairEmbeddings | None:
+        keys = _import_keys(self.corpus)
+        n = len(self.corpus)
+        for fingerprint in self.store.fingerprints():
+            if fingerprint.get("library") != IMPORTED or fingerprint.get("name") != name:
+                continue
+            vectors, present = self.store.get(fingerprint, keys)
+            if present.all():
+                data = hashlib.sha256(np.ascontiguousarray(vectors).data).hexdigest()
+                rows = np.arange(2 * n, dtype=np.int64)
+                return PairEmbeddings(
+                    name, name, None, {**fingerprint, "data": f"sha256:{data}"}, vectors, rows[:n], rows[n:]
+                )
+            if present.any():
+                logger.warning(
+                    "%s was imported for %d of the %d pairs of corpus %s only; import it for all of them",
+                    name, int((present[:n] & present[n:]).sum()), n, self.corpus.name,
+                )  # fmt: skip
+        return None
+
+    def _absent(self, name: str) -> str:
+        ships = ", ".join(self.corpus.shipped) or "none"
+        imported = ", ".join(stored_names(self.store, self.corpus)) or "none"
+        why = "has no images to compute it from" if self.corpus.root is None else "holds none of that name"
+        return (
+            f"Embeddings of encoder {name!r} cannot be had: corpus {self.corpus.name!r} {why}. "
+            f"It ships: {ships}. Imported for its pairs: {imported}. "
+            "Choose one of these (encoder=stored encoder.names=[NAME]), bring in embeddings (bcs embed source=npz "
+            f"path=FILE encoder.name=NAME), or use a corpus with images (corpus=manifest corpus.root=DIR)."
+        )
+
+    # --- from images -------------------------------------------------------------------------------------------------
+
+    @property
+    def images(self) -> _Images:
+        """The corpus' distinct images, hashed once."""
+        if self._hashed is None:
+            self._hashed = _hash_images(self.corpus)
+        return self._hashed
+
+    def _from_images(self, name: str) -> _Pending:
+        if self.only_stored:
+            return self._stored(name)
+        options = self.options.get(name)
+        encoder = load_encoder(name, options=options, device=self.device, dtype=self.dtype)
+        images, begun = self.images, time.monotonic()
+        filled = self.store.fill(
+            encoder.fingerprint, images.keys, lambda todo: self._compute(encoder, todo), label=name
+        )
+        seconds = time.monotonic() - begun
+        logger.info(
+            "%s: %d image slots, %d distinct images, %d from the store, %d embedded in %.1f s (%.1f images/s)",
+            name, 2 * len(self.corpus), len(images.keys), filled.hits, filled.computed, seconds,
+            filled.computed / seconds if seconds > 0 else 0.0,
+        )  # fmt: skip
+        return _Pending(name, name, None, encoder.fingerprint, filled.embeddings, filled.present)
+
+    def _stored(self, name: str) -> _Pending:
+        """Vectors of an earlier run, without loading the encoder."""
+        spec = encoder_spec(name)
+        matches = []
+        for fingerprint in self.store.fingerprints():
+            model = str(fingerprint.get("model", ""))
+            names = {spec.model, f"{spec.model}/{spec.pretrained}"}
+            if str(fingerprint.get("library", "")).removesuffix("_pytorch").removeprefix("bcs_lab.") != spec.library:
+                continue
+            if model not in names or not self._agrees(name, fingerprint):
+                continue
+            vectors, present = self.store.get(fingerprint, self.images.keys)
+            if present.all():
+                matches.append(_Pending(name, name, None, fingerprint, vectors, present))
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            variants = "\n".join(f"  - {json.dumps(match.fingerprint, sort_keys=True)}" for match in matches)
+            raise EncoderError(
+                f"The store holds {len(matches)} variants of {name!r} for this corpus; name one with "
+                f"encoder.options.{name}.{{pooling,revision,dtype}}:\n{variants}"
+            )
+        raise EncoderError(
+            f"The store {self.store.root} does not hold {name!r} for all {len(self.images.keys)} images of corpus "
+            f"{self.corpus.name!r}, and encoder=stored computes nothing; fill it with bcs embed encoder={name}. "
+            f"Imported for these pairs: {', '.join(stored_names(self.store, self.corpus)) or 'none'}."
+        )
+
+    def _compute(self, encoder: FrozenEncoder, todo: list[int]) -> Iterator[tuple[list[int], np.ndarray]]:
+        images = self.images
+        batches = [todo[i : i + self.batch_size] for i in range(0, len(todo), self.batch_size)]
+        show = self.progress and sys.stderr.isatty()
+        if not show:
+            logger.info("%s: embedding %d images on %s", encoder.name, len(todo), self.device)
+        from tqdm import tqdm
+
+        with (
+            tqdm(total=len(todo), desc=encoder.name, unit="image", disable=not show) as bar,
+            ThreadPoolExecutor(DECODERS, thread_name_prefix="decode") as pool,
+        ):
+            try:
+                for batch, results in _ahead(pool, batches, lambda position: self._prepare(encoder, position)):
+                    good = [
+                        (position, array) for position, array in zip(batch, results, strict=True) if array is not None
+                    ]
+                    if good:
+                        positions = [position for position, _ in good]
+                        names = [str(images.files[position]) for position in positions]
+                        yield positions, encoder.compute(np.stack([array for _, array in good]), names)
+                    bar.update(len(batch))
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _prepare(self, encoder: FrozenEncoder, position: int) -> np.ndarray | None:
+        path = self.images.files[position]
+        try:
+            return encoder.prepare(load_image(path, max_pixels=self.corpus.max_image_pixels))
+        except ImageError as error:
+            # Collected, so that one broken image hides neither the others nor the good ones.
+            self.images.broken[self.images.keys[position]] = str(error)
+            return None
+
+    # --- bad images --------------------------------------------------------------------------------------------------
+
+    def finish(self, found: Sequence[PairEmbeddings | _Pending]) -> tuple[Corpus, list[PairEmbeddings]]:
+        """Leave out or report pairs of broken images, and give every encoder its rows of the rest."""
+        if self._hashed is None:
+            return self.corpus, [item for item in found if isinstance(item, PairEmbeddings)]
+        images = self._hashed
+        bad = np.zeros(len(self.corpus), dtype=bool)
+        problems = []
+        for pair, slots in enumerate(images.slots):
+            for role, slot in zip(ROLES, slots, strict=True):
+                reason = slot if isinstance(slot, str) else images.broken.get(images.keys[slot])
+                if reason is not None:
+                    bad[pair] = True
+                    problems.append(_problem(self.corpus, pair, f"{role} image: {reason}"))
+        corpus = self.corpus
+        if problems:
+            if corpus.on_bad_row != "skip":
+                raise CorpusError(
+                    f"{len(problems)} images of corpus {corpus.name!r} cannot be used ({int(bad.sum())} pairs); mend "
+                    f"them, or leave their pairs out with corpus.on_bad_row=skip:\n{listing(problems, 500)}"
+                )
+            if bad.all():
+                raise CorpusError(f"No pair of corpus {corpus.name!r} has two usable images:\n{listing(problems)}")
+            logger.warning("%d pairs left out because of broken images:\n%s", int(bad.sum()), listing(problems, 10))
+            corpus = replace(corpus.subset(~bad), skipped=[*corpus.skipped, *problems])
+        kept = np.array(
+            [slots for slots, left_out in zip(images.slots, bad, strict=True) if not left_out], dtype=np.int64
+        )
+        used, inverse = np.unique(kept, return_inverse=True)
+        inverse = inverse.reshape(kept.shape).astype(np.int64)
+        result = []
+        for item in found:
+            if isinstance(item, _Pending):
+                result.append(
+                    PairEmbeddings(
+                        item.name, item.label, item.stand_in, item.fingerprint, item.vectors[used],
+                        inverse[:, 0].copy(), inverse[:, 1].copy(),
+                    )
+                )  # fmt: skip
+            else:
+                result.append(replace(item, reference=item.reference[~bad], reconstruction=item.reconstruction[~bad]))
+        return corpus, result
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """Vectors of all distinct images, before pairs with broken ones are left out."""
+
+    name: str
+    label: str
+    stand_in: str | None
+    fingerprint: dict[str, Any]
+    vectors: np.ndarray
+    present: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Images:
+    """Distinct image contents of a corpus.
+
+    Attributes:
+        keys: SHA-256 of each, in order of first use.
+        files: a file with that content.
+        slots: per pair, reference and reconstruction: position in ``keys``, or why the file cannot be read.
+        broken: key -> why its content is not an image.
+    """
+
+    keys: list[bytes]
+    files: list[Path]
+    slots: list[tuple[int | str, int | str]]
+    broken: dict[bytes, str]
+
+
+def _hash_images(corpus: Corpus) -> _Images:
+    position: dict[bytes, int] = {}
+    files: list[Path] = []
+    known: dict[Path, int | str] = {}
+
+    def slot(path: Path) -> int | str:
+        if path not in known:
+            try:
+                key = file_sha256(path)
+            except ImageError as error:
+                known[path] = str(error)
+            else:
+                if key not in position:
+                    position[key] = len(files)
+                    files.append(path)
+                known[path] = position[key]
+        return known[path]
+
+    slots = [(slot(corpus.reference_file(i)), slot(corpus.reconstruction_file(i))) for i in range(len(corpus))]
+    return _Images(list(position), files, slots, {})
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, batches: Sequence[list[int]], work: Callable[[int], Any]
+) -> Iterator[tuple[list[int], list[Any]]]:
+    """Results of ``work`` batch by batch, the next batch being worked on while the caller uses this one."""
+    waiting: list[tuple[list[int], list[Future[Any]]]] = []
+    for batch in batches:
+        waiting.append((batch, [pool.submit(work, item) for item in batch]))
+        if len(waiting) > 1:
+            done, futures = waiting.pop(0)
+            yield done, [future.result() for future in futures]
+    for done, futures in waiting:
+        yield done, [future.result() for future in futures]
+
+
+def _problem(corpus: Corpus, pair: int, message: str) -> Problem:
+    where = corpus.where[pair] if corpus.where else corpus.name
+    file, colon, row = where.rpartition(":")
+    pair_id = str(corpus.pairs["pair_id"].iloc[pair])
+    if colon and row.isdigit():
+        return Problem(file, int(row), message, pair_id)
+    return Problem(where, None, message, pair_id)
+
+
+# --- imported embeddings ---------------------------------------------------------------------------------------------
+
+
+def _check_known(name: str, corpus: Corpus, store: EmbeddingStore | None) -> None:
+    """Unknown names are reported before anything is computed."""
+    if name in corpus.shipped:
+        return
+    imported = [] if store is None else [str(f["name"]) for f in store.fingerprints() if f.get("library") == IMPORTED]
+    if name in imported:
+        return
+    try:
+        encoder_spec(name)
+    except EncoderError:
+        raise EncoderError(unknown_encoder(name, [*corpus.shipped, *sorted(set(imported))])) from None
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        raise EncoderError(
+            f"Expected encoder.name to be a plain name (a letter, then letters, digits, _ or -) but got {name!r}."
+        )
+    if name in list_encoders() or name in _NOT_NAMES:
+        raise EncoderError(
+            f"encoder.name={name!r} is taken by a built-in encoder; choose another name, such as my_{name}."
+        )
+
+
+def _import_keys(corpus: Corpus) -> list[bytes]:
+    """Keys of imported vectors, references first: tied to the pair, since the images may be absent."""
+    columns = zip(
+        corpus.pairs["pair_id"], corpus.pairs["reference_path"], corpus.pairs["reconstruction_path"], strict=True
+    )
+    rows = [tuple(map(str, row)) for row in columns]
+    return [hashlib.sha256(json.dumps([role, *row]).encode()).digest() for role in ROLES for row in rows]

@@ -1,0 +1,261 @@
+"""``bcs train`` from the command line: files, numbers, sweeps, and bad input."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+import yaml
+from drawn_corpus import draw_corpus, only
+
+from bcs_lab.corpus import load_corpus
+from bcs_lab.ensemble import Ensemble
+from bcs_lab.evaluate import METRICS
+from bcs_lab.teachers.protocol import BCS12
+
+FAST = ("trainer=debug", "seeds=[7,13]", "logger=none", "bootstrap.resamples=100")
+METRIC_KEYS = {
+    "ensemble",
+    "ci95",
+    "members",
+    "baseline",
+    "baselines",
+    "n",
+    "encoders",
+    "stand_in",
+    "simulated_teachers",
+    "teachers",
+    "head",
+    "split",
+    "wall_s",
+}
+
+
+def strict(path: Path) -> Any:
+    """JSON that holds no NaN or Infinity."""
+
+    def refuse(token: str) -> float:
+        raise ValueError(token)
+
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+def trained(*arguments: str, bcs: Callable[..., int]) -> tuple[Path, Any]:
+    assert bcs("train", *FAST, *arguments) == 0
+    folder = max(Path("runs/train").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    return folder, strict(folder / "metrics.json")
+
+
+@pytest.mark.parametrize("head", ["continuous", "ordinal", "prototype", "coral", "mlp"])
+def test_files_and_numbers_of_a_run(head: str, bcs: Callable[..., int]) -> None:
+    folder, metrics = trained(f"head={head}", bcs=bcs)
+    assert set(metrics) == METRIC_KEYS
+    for name in (
+        "predictions.parquet",
+        "split.parquet",
+        "config.yaml",
+        "results.txt",
+        "curves.csv",
+        "training_curves.png",
+        "prediction_vs_consensus.png",
+        "ensemble/ensemble.json",
+        "ensemble/member-7.safetensors",
+        "ensemble/member-13.safetensors",
+    ):
+        assert (folder / name).is_file(), name
+    assert set(metrics["ensemble"]) == set(metrics["ci95"]) == set(metrics["baseline"]) == set(METRICS)
+    assert [member["seed"] for member in metrics["members"]] == [7, 13]
+    assert metrics["encoders"] == ["efficientnet_lite2", "efficientnet_lite0", "lowlevel"]
+    assert metrics["teachers"] == ["literal", "conservative", "lenient", "decisive"]
+    assert (metrics["stand_in"], metrics["simulated_teachers"]) == (False, False)
+    assert (metrics["head"], metrics["split"]) == (head, "concept")
+    assert sum(metrics["n"].values()) == 311
+    assert any(name.startswith("cosine efficientnet_lite0") for name in metrics["baselines"])
+    assert all(set(values) == set(METRICS) for values in metrics["baselines"].values())
+    assert yaml.safe_load((folder / "config.yaml").read_text())["head"]["name"] == head
+
+    frame = pd.read_parquet(folder / "predictions.parquet")
+    test = frame[frame["split"] == "test"]
+    assert len(frame) == 311
+    assert len(test) == metrics["n"]["test"]
+    recomputed = {}
+    target = test[[f"{question}_target" for question in BCS12.ids]].to_numpy(float)
+    prediction = test[[f"{question}_prediction" for question in BCS12.ids]].to_numpy(float)
+    for name, x, y in (
+        ("q", prediction.ravel(), target.ravel()),
+        ("pas", prediction[:, :6].mean(1), target[:, :6].mean(1)),
+        ("sas", prediction[:, 6:].mean(1), target[:, 6:].mean(1)),
+    ):
+        recomputed[f"{name}_mae"] = np.abs(x - y).mean()
+        recomputed[f"{name}_r"] = scipy.stats.pearsonr(x, y).statistic if np.ptp(x) > 1e-6 else None
+        recomputed[f"{name}_rho"] = scipy.stats.spearmanr(x, y).statistic if np.ptp(x) > 1e-6 else None
+    for key, value in recomputed.items():
+        if value is None:
+            assert metrics["ensemble"][key] is None
+        else:
+            assert metrics["ensemble"][key] == pytest.approx(value, abs=1e-6), key
+    np.testing.assert_allclose(test["t_pas_prediction"], prediction[:, :6].mean(1), atol=1e-6)
+
+    if head == "ordinal":
+        assert set(np.unique(prediction)) <= {0.0, 0.5, 1.0}
+        assert {"P1_raw", "S6_raw"} <= set(frame.columns)
+
+    corpus = load_corpus("brainbank")
+    ensemble = Ensemble.load(folder / "ensemble")
+    parts = [corpus.shipped[entry["name"]] for entry in ensemble.encoders]
+    mean, std = ensemble.predict(
+        [part.images[part.reference] for part in parts], [part.images[part.reconstruction] for part in parts]
+    )
+    column = "raw" if ensemble.thresholds is not None else "prediction"
+    np.testing.assert_allclose(mean[:, 0], frame[f"P1_{column}"], atol=1e-5)
+    np.testing.assert_allclose(std[:, 11], frame["S6_std"], atol=1e-5)
+
+    split = pd.read_parquet(folder / "split.parquet")
+    assert list(split.columns) == ["pair_id", "concept", "split"]
+    assert split.groupby("concept")["split"].nunique().max() == 1
+
+
+def test_same_seed_same_numbers(bcs: Callable[..., int]) -> None:
+    first, a = trained(bcs=bcs)
+    second, b = trained(bcs=bcs)
+    assert first != second
+    assert {**a, "wall_s": 0} == {**b, "wall_s": 0}
+    pd.testing.assert_frame_equal(*(pd.read_parquet(folder / "predictions.parquet") for folder in (first, second)))
+
+
+def test_teachers_decide_the_targets(bcs: Callable[..., int]) -> None:
+    folder, metrics = trained("teachers=[literal,lenient]", "seeds=[7]", bcs=bcs)
+    assert metrics["teachers"] == ["literal", "lenient"]
+    corpus = load_corpus("brainbank")
+    expected = np.nanmedian(corpus.answers[:, [0, 2]], axis=1)
+    frame = pd.read_parquet(folder / "predictions.parquet")
+    np.testing.assert_allclose(frame[[f"{q}_target" for q in BCS12.ids]].to_numpy(), expected)
+
+
+@pytest.mark.parametrize("scheme", ["method", "subject", "pair", "kfold"])
+def test_other_splits(scheme: str, bcs: Callable[..., int]) -> None:
+    folder, metrics = trained(f"split={scheme}", "seeds=[7]", bcs=bcs)
+    assert metrics["split"] == scheme
+    if scheme in {"method", "subject"}:
+        frame = pd.read_parquet(folder / "split.parquet")
+        groups = load_corpus("brainbank").pairs.set_index("pair_id").loc[frame["pair_id"], scheme].to_numpy()
+        assert frame.groupby(groups)["split"].nunique().max() == 1
+
+
+def test_the_main_sweep_offline(bcs: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    fast = [item for item in FAST if not item.startswith("logger")]
+    assert bcs("train", "-m", "encoder=siglip,fusion", "teachers=3,4", *fast) == 0
+    import wandb
+
+    assert wandb.run is None
+    sweep = only(Path("runs/sweep"), "*")
+    assert len(list(sweep.glob("*/wandb/offline-run-*"))) == 4
+    assert not Path("wandb").exists()
+    frame = pd.read_csv(sweep / "comparison.csv")
+    runs = frame[frame["kind"] == "run"]
+    assert len(runs) == 4
+    assert set(runs["encoders"]) == {
+        "siglip (stand-in efficientnet_lite2)",
+        "siglip (stand-in efficientnet_lite2) + clip (stand-in efficientnet_lite0) + dinov3 (stand-in lowlevel)",
+    }
+    assert set(runs["stand_in"].astype(str).str.lower()) == {"true"}
+    assert len(frame[frame["kind"] == "paper"]) == 4
+    text = capsys.readouterr().out
+    assert "siglip (stand-in efficientnet_lite2)" in text
+    assert "another corpus" in text
+    for name in ("comparison.md", "comparison.html"):
+        assert "stand-in efficientnet" in (sweep / name).read_text(encoding="utf-8").replace("\\", "")
+
+
+def test_images_bundle_and_npz_give_the_same_result(bcs: Callable[..., int], drawn: Path, tmp_path: Path) -> None:
+    """The same pairs from images, from a bundle without images, and from embeddings brought in."""
+    corpus = ("corpus=manifest", f"corpus.root={drawn}")
+    _, images = trained(*corpus, "encoder=lowlevel", "teachers=all", bcs=bcs)
+    bundle = tmp_path / "bundle"
+    assert bcs("corpus", "export", *corpus, f"out={bundle}", "encoders=[lowlevel]") == 0
+    _, exported = trained("corpus=bundle", f"corpus.root={bundle}", "encoder=lowlevel", "teachers=all", bcs=bcs)
+    assert {**exported, "wall_s": 0} == {**images, "wall_s": 0}
+
+    loaded = load_corpus("bundle", bundle)
+    part = loaded.shipped["lowlevel"]
+    np.savez(
+        tmp_path / "mine.npz",
+        ids=loaded.pairs["pair_id"].to_numpy(str),
+        reference=np.asarray(part.images, dtype=np.float32)[part.reference],
+        reconstruction=np.asarray(part.images, dtype=np.float32)[part.reconstruction],
+    )
+    for image in (drawn / "images").iterdir():
+        image.unlink()
+    assert bcs("embed", *corpus, "source=npz", f"path={tmp_path / 'mine.npz'}", "encoder.name=mine") == 0
+    _, stored = trained(*corpus, "encoder=stored", "encoder.names=[mine]", "teachers=all", bcs=bcs)
+    assert stored["encoders"] == ["mine"]
+    for key in METRICS:
+        a, b = stored["ensemble"][key], images["ensemble"][key]
+        assert (a is None and b is None) or math.isclose(a, b, abs_tol=2e-3), key
+
+
+def test_bad_rows_are_listed_or_skipped(
+    bcs: Callable[..., int], drawn: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = drawn / "images"
+    (images / "rec0_0.png").write_bytes(b"")
+    torn = (images / "rec1_0.png").read_bytes()
+    (images / "rec1_0.png").write_bytes(torn[: len(torn) // 2])
+    (images / "rec2_0.png").unlink()
+    annotations = drawn / "annotations" / "a.jsonl"
+    lines = annotations.read_text().splitlines()
+    lines[8] = lines[8].replace('"answer": "yes"', '"answer": "maybe"').replace('"answer": "no"', '"answer": "maybe"')
+    lines[8] = lines[8].replace('"answer": "somewhat"', '"answer": "maybe"')
+    annotations.write_text("\n".join(lines) + "\n")
+    arguments = ("corpus=manifest", f"corpus.root={drawn}", "encoder=lowlevel", "teachers=all")
+    assert bcs("train", *FAST, *arguments) == 2
+    error = capsys.readouterr().err
+    for words in ("manifest.csv:2", "manifest.csv:4", "manifest.csv:6", "a.jsonl:9", "maybe", "rec1_0.png", "skip"):
+        assert words in error, words
+    folder, metrics = trained(*arguments, "corpus.on_bad_row=skip", bcs=bcs)
+    skipped = pd.read_csv(folder / "skipped.csv", dtype=str)
+    assert {"p00_0", "p01_0", "p02_0"} <= set(skipped["pair_id"])
+    assert sum(metrics["n"].values()) == 21
+
+
+def test_missing_weights_are_an_error_on_ones_own_corpus(
+    bcs: Callable[..., int], drawn: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bcs("train", *FAST, "corpus=manifest", f"corpus.root={drawn}", "encoder=siglip", "teachers=all") == 2
+    error = capsys.readouterr().err
+    assert "siglip" in error
+    assert "google/siglip-base-patch16-224" in error
+    assert "Traceback" not in error
+
+
+def test_one_concept_cannot_be_split(
+    bcs: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = draw_corpus(tmp_path / "one", concepts=1, per_concept=6)
+    assert bcs("train", *FAST, "corpus=manifest", f"corpus.root={root}", "encoder=lowlevel", "teachers=all") == 2
+    assert "split" in capsys.readouterr().err
+
+
+def test_a_failed_job_leaves_no_wandb_run_open(bcs: Callable[..., int], drawn: Path) -> None:
+    import wandb
+
+    assert bcs("train", "corpus=manifest", f"corpus.root={drawn}", "encoder=lowlevel", "teachers=9") == 2
+    assert wandb.run is None
+    assert wandb.__version__
+
+
+def test_compare_puts_any_runs_side_by_side(bcs: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    first, _ = trained("seeds=[7]", bcs=bcs)
+    second, _ = trained("seeds=[13]", "head=coral", bcs=bcs)
+    assert bcs("compare", str(first), str(second), "out=table") == 0
+    assert {path.name for path in Path("table").iterdir()} == {"comparison.csv", "comparison.md", "comparison.html"}
+    assert "coral" in capsys.readouterr().out
+    assert bcs("compare", "nowhere") == 2
+    assert bcs("compare") == 2
