@@ -56,9 +56,10 @@ def _load_arrays(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
     arrays: dict[str, np.ndarray] = {}
     problems: list[str] = []
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise CorpusError(f"{path}: expected an .npz archive, found a single array.")
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise CorpusError(f"{path}: expected an .npz archive, found a single array.")
+        with loaded as file:
             for name in ("ids", *ROLES):
                 if name not in file.files:
                     problems.append(f"array {name!r} is missing (found {', '.join(file.files) or 'none'})")

@@ -23,6 +23,7 @@ from bcs_lab.report.table import (
     Row,
     best_rows,
     csv_rows,
+    interval,
     markdown_table,
     number,
     paper_rows,
@@ -197,7 +198,7 @@ def compare(folders: Sequence[Path], out: Path) -> str:
     writer.writerows(flat)
     write_text(out / "comparison.csv", buffer.getvalue())
 
-    notes = [shared, *warnings(rows)]
+    notes = warnings(rows)
     lines = [
         "# Comparison of BCS runs",
         "",
@@ -205,12 +206,13 @@ def compare(folders: Sequence[Path], out: Path) -> str:
         "Test pairs only; lower MAE and higher correlation are better; bold: best run of a column; –: undefined.",
         "",
     ]
-    write_text(out / "comparison.md", "\n".join([*lines, *(f"- {note}" for note in notes), ""]))
-    write_text(out / "comparison.html", _page(rows, notes))
+    write_text(out / "comparison.md", "\n".join([*lines, shared, "", *(f"- {note}" for note in notes), ""]))
+    write_text(out / "comparison.html", _page(rows, shared, notes))
     return "\n".join(
         [
             text_table(rows, heading="run", intervals=False),
             "*: best run of a column; –: undefined; 95 % intervals are in comparison.csv and .html.",
+            shared,
             *notes,
             f"Written: {out / 'comparison.csv'}, comparison.md, comparison.html",
         ]
@@ -232,7 +234,7 @@ def warnings(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def _page(rows: Sequence[Row], notes: Sequence[str]) -> str:
+def _page(rows: Sequence[Row], shared: str, notes: Sequence[str]) -> str:
     environment = Environment(
         loader=PackageLoader("bcs_lab", "report"), autoescape=select_autoescape(default=True, default_for_string=True)
     )
@@ -248,7 +250,9 @@ def _page(rows: Sequence[Row], notes: Sequence[str]) -> str:
             ),
         ],
         best={column: {rows[index].label for index in best_rows(rows, column)} for column in HEADINGS},
+        shared=shared,
         notes=notes,
         number=number,
-        figure=figures.svg(figures.comparison(rows)),
+        interval=interval,
+        figure=figures.svg(figures.comparison([row for row in rows if ", fitted" not in row.label])),
     )

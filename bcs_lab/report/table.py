@@ -92,7 +92,7 @@ def text_table(rows: Sequence[Row], *, heading: str = "model", intervals: bool =
             [row.label, *(number(row.values.get(column)) + "*" * (index in best[column]) for column in HEADINGS)]
         )
         if intervals and any(row.ci95.get(column) for column in HEADINGS):
-            body.append(["  95 % interval", *(_interval(row.ci95.get(column)) for column in HEADINGS)])
+            body.append(["  95 % interval", *(interval(row.ci95.get(column)) for column in HEADINGS)])
         if row.note:
             body.append(f"    {row.note}")
     header = [heading, *HEADINGS.values()]
@@ -108,8 +108,12 @@ def text_table(rows: Sequence[Row], *, heading: str = "model", intervals: bool =
     return "\n".join([aligned(header), rule, *(line if isinstance(line, str) else aligned(line) for line in body)])
 
 
-def _interval(bounds: Sequence[float] | None) -> str:
-    return "" if not bounds else f"{bounds[0]:.2f}–{bounds[1]:.2f}"
+def interval(bounds: Sequence[float] | None) -> str:
+    """Two decimals each, ``0.08–0.63``; empty for an undefined interval."""
+    if not bounds:
+        return ""
+    low, high = (f"{round(bound, 2) + 0.0:.2f}".replace("-", "−") for bound in bounds)
+    return f"{low}–{high}"
 
 
 def markdown_table(rows: Sequence[Row], *, heading: str = "model") -> str:

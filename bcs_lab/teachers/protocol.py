@@ -37,6 +37,7 @@ class Protocol:
 
     @property
     def ids(self) -> tuple[str, ...]:
+        """Question ids, in order."""
         return tuple(question.id for question in self.questions)
 
     def indices(self, group: str) -> list[int]:

@@ -15,7 +15,10 @@ from bcs_lab.errors import EncoderError
 
 
 def test_importing_is_light() -> None:
-    code = "import sys, bcs_lab.encoders as e; e.list_encoders(); print([m for m in ('torch','timm','transformers','open_clip') if m in sys.modules])"
+    code = (
+        "import sys, bcs_lab.encoders as e; e.list_encoders(); "
+        "print([m for m in ('torch', 'timm', 'transformers', 'open_clip') if m in sys.modules])"
+    )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
 
@@ -60,10 +63,11 @@ def test_weights_that_cannot_be_had_fail_soon_and_say_what_to_do(
 
     # A hub that accepts the connection and never answers: the worst case for a client without time-outs.
     server = socket.create_server(("127.0.0.1", 0))
-    held = []
+    held: list[socket.socket] = []
     threading.Thread(target=lambda: _hold(server, held), daemon=True).start()
     endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path_factory.mktemp("hub")))
     monkeypatch.setattr("bcs_lab.encoders.hub.HUB_TIMEOUT", 0.5)
@@ -72,6 +76,7 @@ def test_weights_that_cannot_be_had_fail_soon_and_say_what_to_do(
         load_encoder(name, options={"revision": "nowhere"})
     seconds = time.monotonic() - begun
     server.close()
+    assert held, "the hub was not asked"
     message = str(caught.value)
     for part in (
         repr(name),
