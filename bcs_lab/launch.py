@@ -184,7 +184,7 @@ def _record_and_run(cfg: DictConfig, module: str, out: Path, start: Path, overri
                 )
             log.info("already finished, kept: %s (force=true runs it again)", out)
             return
-        record = {
+        record: dict[str, Any] = {
             "task": module.rsplit(".", 1)[-1],
             "state": "running",
             "overrides": overrides,

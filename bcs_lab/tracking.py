@@ -62,8 +62,8 @@ class WandbTracker(Tracker):
         """Logs a table, summary values and images; an undefined number is left out of the summary."""
         import wandb
 
-        columns = list(rows[0])
-        table = wandb.Table(columns=columns, data=[[row.get(column) for column in columns] for row in rows])
+        columns: list[str | int] = list(rows[0])
+        table = wandb.Table(columns=columns, data=[[row.get(str(column)) for column in columns] for row in rows])
         self.run.log({"test/table": table, **{f"figures/{path.stem}": wandb.Image(str(path)) for path in figures}})
         self.run.summary.update({f"test/{key}": value for key, value in summary.items() if value is not None})
 

@@ -19,7 +19,7 @@ from bcs_lab.report.table import PAPER, RUN, Row
 # Okabe and Ito's palette: told apart by colour-blind readers too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 INK, MUTED, GRID = "#1f2430", "#6b7280", "#e5e7eb"
-STYLE: dict[str, Any] = {
+STYLE: Any = {  # keys are checked by matplotlib itself
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
@@ -43,7 +43,9 @@ STYLE: dict[str, Any] = {
 def save(figure: Figure, path: Path) -> Path:
     """Write a PNG in one step."""
     with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150, format="png", metadata={"Software": None})
+        figure.savefig(
+            temporary, dpi=150, format="png", metadata={"Software": None}, bbox_inches="tight", pad_inches=0.15
+        )
     return path
 
 
