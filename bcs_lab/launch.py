@@ -34,7 +34,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bcs_lab import __version__
-from bcs_lab.cli import Task, choices, config_dir
+from bcs_lab.catalogue import Task, choices, config_dir
 from bcs_lab.errors import BCSError, ConfigError, RunError
 from bcs_lab.files import read_json, write_json
 

@@ -25,11 +25,13 @@ from bcs_lab.evaluate import (
 )
 from bcs_lab.files import replacing, write_json, write_text
 from bcs_lab.report.table import BASELINE, HEADINGS, MEMBER, RUN, Row, number, paper_rows, text_table
+from bcs_lab.snapping import fit_thresholds, snap_to_levels
 from bcs_lab.split import Split, concept_key
 from bcs_lab.teachers.protocol import Protocol
 
 if TYPE_CHECKING:
-    from bcs_lab.ensemble import Ensemble, MemberResult
+    from bcs_lab.ensemble import Ensemble
+    from bcs_lab.fit import MemberResult
 
 Floats = NDArray[np.floating]
 
@@ -70,13 +72,11 @@ class Scores:
 
     def member(self, index: int) -> Floats:
         """What one member would report on its own, snapped by its own validation thresholds if the ensemble snaps."""
-        from bcs_lab.ensemble import fit_thresholds, snap
-
         raw = self.members[index]
         if not self.snapped:
             return raw
         val = self.split.indices("val")
-        return snap(raw, fit_thresholds(raw[val], self.target[val]))
+        return snap_to_levels(raw, fit_thresholds(raw[val], self.target[val]))
 
 
 def evaluate_parts(

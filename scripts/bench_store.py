@@ -1,4 +1,4 @@
-"""Time the embedding store against its alternatives, in one run, so that the ratios do not depend on the machine's load.
+"""Time the embedding store against its alternatives, in one run, so that load on the machine does not move the ratios.
 
     python scripts/bench_store.py [--images 1800] [--dim 768] [--rounds 5] [--corpus DIR]
 

@@ -71,7 +71,7 @@ def ours(epochs: int) -> list[float]:
     from pytorch_lightning.callbacks import Callback
 
     from bcs_lab.data import BCSDataModule
-    from bcs_lab.ensemble import train_member
+    from bcs_lab.fit import train_member
     from bcs_lab.split import Split
 
     embeddings, targets, weights = make_inputs()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Before torch is imported: several test processes share the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(autouse=True)
@@ -19,3 +25,13 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
 def repository() -> Path:
     """Root of the checkout."""
     return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Hydra configures the root logger for each command; its handlers hold streams that end with the test."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)

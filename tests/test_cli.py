@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bcs_lab.cli import TASKS, choices, config_dir, find_task, main
+from bcs_lab.catalogue import TASKS, choices, config_dir, find_task
+from bcs_lab.cli import main
 
 
 @pytest.mark.parametrize(

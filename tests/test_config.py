@@ -9,7 +9,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from bcs_lab.cli import choices, config_dir
+from bcs_lab.catalogue import choices, config_dir
 from bcs_lab.config import EmbedConfig, ExportConfig, TrainConfig, parse
 from bcs_lab.errors import ConfigError
 from bcs_lab.launch import resolve

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from bcs_lab import launch as launch_module
-from bcs_lab.cli import Task, main
+from bcs_lab.catalogue import Task
+from bcs_lab.cli import main
 from bcs_lab.errors import CorpusError
 from bcs_lab.launch import RECORD, job_records, launch
 

@@ -9,9 +9,9 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from small import make_data
 
-from bcs_lab.ensemble import _quiet, train_member
 from bcs_lab.errors import ConfigError
 from bcs_lab.features import fused_features
+from bcs_lab.fit import _quiet, train_member
 from bcs_lab.module import LEARNING_RATE, TRAIN_LOSS, VAL_LOSS, BCSModule
 
 HEAD = {"name": "continuous", "hidden": 8}

@@ -99,7 +99,7 @@ def test_the_installed_wheel_runs_from_the_root_folder(wheel: Path, tmp_path: Pa
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
     where = subprocess.run(
-        [sys.executable, "-c", "import bcs_lab.cli as c; print(c.config_dir())"],
+        [sys.executable, "-c", "import bcs_lab.catalogue as c; print(c.config_dir())"],
         cwd="/",
         env=environment,
         capture_output=True,

@@ -80,7 +80,8 @@ def train(config: TrainConfig, out: Path, base: Path, *, tracker: Tracker | None
         SplitError: the corpus cannot be divided as asked.
     """
     from bcs_lab.data import BCSDataModule
-    from bcs_lab.ensemble import Ensemble, train_ensemble
+    from bcs_lab.ensemble import Ensemble
+    from bcs_lab.fit import train_ensemble
 
     started = time.monotonic()
     tracker = tracker or Tracker()

@@ -1,0 +1,88 @@
+"""What can be run and chosen: the tasks of the command line and the options of every config group. Nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of the command line.
+
+    Attributes:
+        name: one or two words after ``bcs``.
+        summary: one line for the overview.
+        module: module with ``run``; imported only when the task runs.
+        config: primary Hydra config, or ``None`` for a task that takes plain arguments.
+        examples: commands shown by ``--help``.
+    """
+
+    name: str
+    summary: str
+    module: str
+    config: str | None
+    examples: tuple[str, ...]
+
+
+TASKS: tuple[Task, ...] = (
+    Task(
+        "train",
+        "train a BCS ensemble and evaluate it on held-out pairs",
+        "bcs_lab.tasks.train",
+        "train",
+        (
+            "bcs train                                          # 311 real pairs that ship with the package",
+            "bcs train -m encoder=siglip,fusion teachers=3,4    # a sweep, compared at its end",
+            "bcs train -m experiment=table6                     # the rows of the paper's Table 6",
+            "bcs train corpus=manifest corpus.root=DIR encoder=embedded teachers=all",
+        ),
+    ),
+    Task(
+        "compare",
+        "one table and page from finished runs",
+        "bcs_lab.tasks.compare",
+        None,
+        ("bcs compare runs/sweep/DIR", "bcs compare RUN1 RUN2 out=comparison"),
+    ),
+    Task(
+        "embed",
+        "fill the embedding store, or bring in embeddings computed elsewhere",
+        "bcs_lab.tasks.embed",
+        "embed",
+        (
+            "bcs embed corpus=manifest corpus.root=DIR encoder=fusion",
+            "bcs embed corpus=manifest corpus.root=DIR source=npz path=FILE.npz encoder.name=mine",
+        ),
+    ),
+    Task(
+        "corpus export",
+        "write a corpus without its images: labels and embeddings in one folder",
+        "bcs_lab.tasks.corpus_export",
+        "corpus_export",
+        ("bcs corpus export corpus=manifest corpus.root=DIR out=BUNDLE encoders=[efficientnet_lite0,lowlevel]",),
+    ),
+)
+
+
+def find_task(arguments: Sequence[str]) -> tuple[Task | None, list[str]]:
+    """Match the leading words of a command line to a task; the rest are its arguments."""
+    for task in TASKS:
+        words = task.name.split()
+        if list(arguments[: len(words)]) == words:
+            return task, list(arguments[len(words) :])
+    return None, list(arguments)
+
+
+def config_dir() -> Path:
+    """The folder of Hydra configs: ``conf/`` beside the package in a checkout, else the copy inside the wheel."""
+    package = Path(__file__).resolve().parent
+    checkout = package.parent / "conf"
+    return checkout if (checkout / "train.yaml").is_file() else package / "conf"
+
+
+def choices(group: str) -> list[str]:
+    """Options of one config group; names that start with an underscore are shared parts, not options."""
+    folder = config_dir() / group
+    return sorted(path.stem for path in folder.glob("*.yaml") if not path.stem.startswith("_"))
