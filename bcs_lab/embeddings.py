@@ -238,10 +238,10 @@ class _Job:
             if other is None:
                 raise
             logger.warning(
-                "encoder %s cannot be had for corpus %s; %s STANDS IN for it. Results are labelled "
-                "'%s (stand-in %s)' and are not %s's.", name, self.corpus.name, other, name, other, name,
+                "STAND-IN: corpus %s cannot give %s, so %s takes its place; results are labelled '%s (stand-in %s)'.",
+                self.corpus.name, name, other, name, other,
             )  # fmt: skip
-            logger.info("why %s cannot be had: %s", name, error)
+            logger.debug("why %s cannot be had: %s", name, error)
             try:
                 own = self._own(other)
             except EncoderError as second:
