@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -148,6 +149,15 @@ class BCSDataModule(pl.LightningDataModule):
             "weight": self.weights[index],
             "index": index,
         }
+
+    def digest(self) -> str:
+        """sha256 over everything a member learns from: embeddings, pairs, targets, weights and parts."""
+        content = hashlib.sha256()
+        parts = [*self.images, *self.reference, *self.reconstruction, self.targets, self.weights, *self.part.values()]
+        for tensor in parts:
+            content.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            content.update(np.ascontiguousarray(tensor.numpy()).data)
+        return content.hexdigest()
 
     def batches(self, batch_size: int = 1024) -> Iterator[Batch]:
         """All pairs in corpus order."""

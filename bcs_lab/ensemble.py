@@ -25,8 +25,9 @@ from bcs_lab import __version__
 from bcs_lab.errors import ConfigError, ModelError, RunError
 from bcs_lab.features import feature_dim, fused_features
 from bcs_lab.files import write_json
-from bcs_lab.fit import MemberResult, head_and_settings
+from bcs_lab.fit import head_and_settings
 from bcs_lab.heads import HEADS, build_head
+from bcs_lab.members import MemberResult
 from bcs_lab.snapping import Thresholds, fit_thresholds, snap_to_levels
 from bcs_lab.split import Split
 from bcs_lab.teachers.protocol import Protocol

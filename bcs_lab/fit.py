@@ -9,7 +9,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +24,7 @@ from bcs_lab.data import BCSDataModule
 from bcs_lab.errors import ConfigError, CorpusError, RunError
 from bcs_lab.features import fused_features
 from bcs_lab.heads import HEADS
+from bcs_lab.members import MemberResult, load_member, member_key, save_member
 from bcs_lab.module import VAL_LOSS, BCSModule
 
 logger = logging.getLogger(__name__)
@@ -46,29 +47,6 @@ CallbackFactory = Callable[[int], Sequence[Callback]]
 LoggerFactory = Callable[[int], "Logger | Sequence[Logger] | bool | None"]
 
 
-@dataclass
-class MemberResult:
-    """One trained member.
-
-    Attributes:
-        seed: of its initialisation, dropout and order of pairs.
-        best_epoch: the epoch its weights are from, counted from 1.
-        epochs: epochs that ran.
-        state_dict: weights of the head at ``best_epoch``, on the CPU.
-        history: a record an epoch: ``epoch`` (from 1), ``train_loss``, ``val_loss``, ``lr``.
-        predictions: float32 [n_pairs, n_questions], raw, for all pairs in corpus order.
-        wall_s: seconds for training and predicting.
-    """
-
-    seed: int
-    best_epoch: int
-    epochs: int
-    state_dict: dict[str, Tensor]
-    history: list[dict[str, float]]
-    predictions: NDArray[np.float32]
-    wall_s: float
-
-
 def train_ensemble(
     data: BCSDataModule,
     head: Mapping[str, Any],
@@ -79,6 +57,7 @@ def train_ensemble(
     logger_factory: LoggerFactory | None = None,
     callback_factory: CallbackFactory | None = None,
     progress: bool = False,
+    keep: Path | None = None,
 ) -> list[MemberResult]:
     """Train one member a seed, each independent of the others and of their order.
 
@@ -92,6 +71,7 @@ def train_ensemble(
         logger_factory: gives the Lightning logger(s) for the member of a seed, or ``None``.
         callback_factory: gives further Lightning callbacks for the member of a seed.
         progress: show a bar an epoch on a terminal.
+        keep: folder for finished members. One that is already there, from the same data and settings, is taken over.
 
     Returns:
         The members in the order of ``seeds``. Same seed, same machine, same thread count: identical numbers.
@@ -102,8 +82,16 @@ def train_ensemble(
         RunError: a loss stopped being a finite number; the message names seed and epoch.
     """
     checked = _checked_seeds(seeds)
+    digest = data.digest() if keep is not None else ""
     results = []
     for number, seed in enumerate(checked, start=1):
+        path = None if keep is None else keep / f"member-{seed}.safetensors"
+        key = member_key(digest, head, optim, trainer, seed)
+        finished = None if path is None else load_member(path, key)
+        if finished is not None:
+            logger.info("member %d/%d (seed %d): already trained, kept from %s", number, len(checked), seed, path)
+            results.append(finished)
+            continue
         result = train_member(
             data,
             head,
@@ -115,6 +103,8 @@ def train_ensemble(
             progress=progress,
             label=f"member {number}/{len(checked)} (seed {seed})",
         )
+        if path is not None:
+            save_member(result, path, key)
         results.append(result)
     return results
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from bcs_lab.teachers.protocol import Protocol
 
 if TYPE_CHECKING:
     from bcs_lab.ensemble import Ensemble
-    from bcs_lab.fit import MemberResult
+    from bcs_lab.members import MemberResult
 
 Floats = NDArray[np.floating]
 
@@ -245,4 +246,5 @@ def write_results(
         ),
     ]
     write_json(out / "metrics.json", metrics)
+    shutil.rmtree(out / "members", ignore_errors=True)  # now part of the ensemble
     return drawn

@@ -14,7 +14,8 @@ from small import make_data, make_embeddings, make_pairs
 
 from bcs_lab.ensemble import FORMAT_VERSION, Ensemble, combine
 from bcs_lab.errors import ModelError, RunError
-from bcs_lab.fit import MemberResult, train_ensemble
+from bcs_lab.fit import train_ensemble
+from bcs_lab.members import MemberResult
 from bcs_lab.snapping import fit_thresholds
 from bcs_lab.split import Split, make_split
 from bcs_lab.teachers.protocol import BCS12

@@ -17,8 +17,9 @@ from small import make_data, make_embeddings, make_pairs, make_targets
 from bcs_lab.data import BCSDataModule
 from bcs_lab.ensemble import Ensemble
 from bcs_lab.errors import ConfigError, CorpusError, RunError
-from bcs_lab.fit import MemberResult, train_ensemble, train_member
+from bcs_lab.fit import train_ensemble, train_member
 from bcs_lab.heads import HEADS
+from bcs_lab.members import MemberResult
 from bcs_lab.split import Split, make_split
 from bcs_lab.teachers.protocol import BCS12
 

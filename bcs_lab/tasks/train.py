@@ -114,6 +114,7 @@ def train(config: TrainConfig, out: Path, base: Path, *, tracker: Tracker | None
         config.seeds,
         logger_factory=tracker.member_logger,
         progress=True,
+        keep=out / "members",
     )
     ensemble = Ensemble.from_members(
         members,
