@@ -194,7 +194,9 @@ def report(rows: Sequence[Row], metrics: Mapping[str, Any], corpus: Corpus) -> s
         notes.append("SIMULATED TEACHERS: these answers were computed, not given by annotators.")
     mine, cosines = metrics["ensemble"], metrics["baselines"]
     for key, name in (("pas_rho", "T-PAS"), ("sas_rho", "T-SAS")):
-        best = max(cosines, key=lambda label: cosines[label][key] if cosines[label][key] is not None else -2.0)
+        # A fitted line ranks as its cosine does, so the plain cosine is the one to name.
+        plain = [label for label in cosines if not label.endswith(", fitted")]
+        best = max(plain, key=lambda label: cosines[label][key] if cosines[label][key] is not None else -2.0)
         if mine[key] is not None and cosines[best][key] is not None and cosines[best][key] > mine[key]:
             notes.append(
                 f"On {name} a plain baseline ranks pairs better than this ensemble: {best} ({cosines[best][key]:.3f})."
@@ -227,11 +229,15 @@ def write_results(
         name: f"r = {number(on_test[f'{key}_r'])}, MAE = {number(on_test[f'{key}_mae'])}"
         for name, key in {"T-PAS": "pas", "T-SAS": "sas"}.items()
     }
+    caption = f"{corpus.name}, {metrics['n']['test']} test pairs; {metrics['head']}; {' + '.join(metrics['encoders'])}"
+    if metrics["simulated_teachers"]:
+        caption += "; simulated teachers"
     drawn = [
         figures.save(
             figures.training_curves(
                 {member.seed: member.history for member in members},
                 {member.seed: member.best_epoch for member in members},
+                caption,
             ),
             out / "training_curves.png",
         ),
@@ -241,6 +247,7 @@ def write_results(
                 {name: parts[1] for name, parts in axes.items()},
                 {name: parts[2] for name, parts in axes.items()},
                 notes,
+                caption,
             ),
             out / "prediction_vs_consensus.png",
         ),

@@ -29,6 +29,9 @@ class Tracker:
         """A Lightning logger for the curves of one ensemble member."""
         return None
 
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Facts that the settings do not hold, such as the encoders really used; part of the run's config."""
+
     def results(self, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], figures: Sequence[Path]) -> None:
         """The test table (one mapping a row), the headline numbers, and figures as PNG files."""
 
@@ -57,6 +60,10 @@ class WandbTracker(Tracker):
         from pytorch_lightning.loggers import WandbLogger
 
         return WandbLogger(experiment=self.run, prefix=f"seed-{seed}")
+
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Added to the W&B config under ``used``."""
+        self.run.config.update({"used": dict(facts)})
 
     def results(self, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], figures: Sequence[Path]) -> None:
         """Logs a table, summary values and images; an undefined number is left out of the summary."""

@@ -43,6 +43,8 @@ def test_a_failure_inside_finishes_the_run(tmp_path: Path, monkeypatch: pytest.M
         assert tracker.run.group == "g"
         assert tracker.run.tags == ("t",)
         assert dict(tracker.run.config) == {"a": 1}
+        tracker.note({"encoders": ["siglip (stand-in x)"]})
+        assert tracker.run.config["used"] == {"encoders": ["siglip (stand-in x)"]}
         with (
             pytest.raises(RunError, match="already open"),
             tracking(config, tmp_path / "job", settings={}, tags=[], group=None, name="m"),

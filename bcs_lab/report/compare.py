@@ -85,7 +85,7 @@ def load_run(folder: Path) -> tuple[Row, dict[str, str], list[Row]]:
     shared = {key: facts[key] for key in ("corpus", "teachers", "split", "split_hash", "n_test")}
     baselines = [Row(BASELINE, "train mean", metrics["baseline"], facts=shared)]
     baselines += [Row(BASELINE, name, values, facts=shared) for name, values in metrics["baselines"].items()]
-    return row, run_parts(metrics, settings), baselines
+    return row, run_parts(metrics, settings, record), baselines
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -96,8 +96,10 @@ def _settings(folder: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def run_parts(metrics: dict[str, Any], settings: dict[str, Any]) -> dict[str, str]:
+def run_parts(metrics: dict[str, Any], settings: dict[str, Any], record: dict[str, Any]) -> dict[str, str]:
     """What tells one run from another, each in a few words; a stand-in or simulated teachers always show."""
+    presets = [item.removeprefix("preset=") for item in record.get("overrides", []) if item.startswith("preset=")]
+    members = len(metrics.get("members", []))
     used = metrics["encoders"]
     encoder = used[0]
     if len(used) > 1:
@@ -107,6 +109,7 @@ def run_parts(metrics: dict[str, Any], settings: dict[str, Any]) -> dict[str, st
     fold = f" {settings.get('split', {}).get('fold')}" if metrics["split"] == "kfold" else ""
     teachers = metrics["teachers"]
     return {
+        "preset": presets[-1] if presets else "",
         "encoder": encoder,
         "teachers": f"{len(teachers)} teachers{' (simulated)' if metrics.get('simulated_teachers') else ''}",
         "names": "+".join(teachers),
@@ -115,13 +118,16 @@ def run_parts(metrics: dict[str, Any], settings: dict[str, Any]) -> dict[str, st
         "split": f"split {metrics['split']}{fold}",
         "corpus": f"corpus {settings.get('corpus', {}).get('kind', '?')}",
         "optim": f"lr {settings.get('optim', {}).get('lr')}",
-        "seeds": f"{len(metrics.get('members', []))} seeds",
+        "seeds": f"{members} seed{'s' * (members != 1)}",
     }
 
 
 def _label_runs(parts: Sequence[Mapping[str, str]]) -> tuple[list[str], str]:
     """Short labels from what differs between the runs, and one line with what they share."""
     varying = [key for key in parts[0] if len({entry[key] for entry in parts}) > 1]
+    if len({entry["preset"] for entry in parts} - {""}) == len(parts):
+        # A preset is the name of everything it sets.
+        varying = ["preset"]
     if "teachers" in varying and len({(entry["teachers"], entry["names"]) for entry in parts}) == len(
         {entry["teachers"] for entry in parts}
     ):
@@ -130,9 +136,8 @@ def _label_runs(parts: Sequence[Mapping[str, str]]) -> tuple[list[str], str]:
         varying.remove("teachers")
     labelled = [key for key in parts[0] if key in varying or key == "encoder"]
     labels = [" · ".join(entry[key] for key in labelled) for entry in parts]
-    shared = ", ".join(
-        parts[0][key] for key in parts[0] if key not in varying and key not in {"encoder", "optim", "names"}
-    )
+    common = [key for key in parts[0] if len({entry[key] for entry in parts}) == 1]
+    shared = ", ".join(parts[0][key] for key in common if key not in {"preset", "encoder", "optim", "names"})
     return labels, f"All runs: {shared}." if len(parts) > 1 else f"Run: {shared}."
 
 

@@ -57,12 +57,15 @@ def svg(figure: Figure) -> str:
     return re.sub(r"^.*?(?=<svg)", "", buffer.getvalue(), count=1, flags=re.DOTALL)
 
 
-def training_curves(histories: Mapping[int, Sequence[Mapping[str, float]]], best_epochs: Mapping[int, int]) -> Figure:
+def training_curves(
+    histories: Mapping[int, Sequence[Mapping[str, float]]], best_epochs: Mapping[int, int], caption: str = ""
+) -> Figure:
     """Loss against epoch, one colour a member.
 
     Args:
         histories: seed -> one mapping an epoch with ``epoch``, ``train_loss`` and ``val_loss``.
         best_epochs: seed -> epoch whose weights were kept.
+        caption: what was trained, in small print.
     """
     with rc_context(STYLE):
         figure = Figure(figsize=(7, 3.8), layout="constrained")
@@ -77,6 +80,7 @@ def training_curves(histories: Mapping[int, Sequence[Mapping[str, float]]], best
         axes.set(xlabel="epoch", ylabel="weighted loss")
         axes.set_title("Validation loss (solid), training loss (dotted), weights kept (dot)")
         axes.legend(ncols=2, fontsize=9)
+        _caption(figure, caption)
     return figure
 
 
@@ -85,6 +89,7 @@ def prediction_against_consensus(
     prediction: Mapping[str, np.ndarray],
     spread: Mapping[str, np.ndarray],
     notes: Mapping[str, str],
+    caption: str = "",
 ) -> Figure:
     """Predicted against consensus score of the test pairs, one panel an axis.
 
@@ -93,6 +98,7 @@ def prediction_against_consensus(
         prediction: axis name -> predicted scores.
         spread: axis name -> standard deviation over the members, drawn as bars.
         notes: axis name -> line under the panel's title.
+        caption: what was trained, in small print.
     """
     with rc_context(STYLE):
         figure = Figure(figsize=(4.1 * max(1, len(target)), 4.2), layout="constrained")
@@ -106,7 +112,13 @@ def prediction_against_consensus(
             axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal", xlabel=f"consensus {name}")
             axes.set_ylabel(f"predicted {name}")
             axes.set_title(f"{name}\n{notes[name]}")
+        _caption(figure, caption)
     return figure
+
+
+def _caption(figure: Figure, text: str) -> None:
+    if text:
+        figure.supxlabel(text, fontsize=7.5, color=MUTED, x=0.02, ha="left")
 
 
 def comparison(rows: Sequence[Row]) -> Figure:

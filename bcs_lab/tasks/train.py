@@ -47,54 +47,92 @@ class TrainResult:
     facts: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What is known before anything heavy is imported or computed.
+
+    Attributes:
+        corpus: pairs that have at least one answer of the chosen teachers.
+        teachers: whose consensus is learned, in the corpus' order.
+    """
+
+    corpus: Corpus
+    teachers: tuple[str, ...]
+
+
 def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     """Entry of the command line: check the settings, train below the mirror, print the table."""
     config = parse(TrainConfig, values)
-    write_text(out / "config.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
-    teachers = config.teachers if isinstance(config.teachers, list) else [str(config.teachers)]
-    tags = [config.encoder.name, f"teachers-{'+'.join(map(str, teachers))}", config.head.name]
+    prepared = prepare(config, start)
+    wanted = config.teachers if isinstance(config.teachers, list) else [str(config.teachers)]
+    tags = [config.encoder.name, f"teachers-{'+'.join(wanted)}", config.head.name]
     sweep = out.parent.name if (out.parent / "multirun.yaml").is_file() else None
     name = f"{sweep}-{out.name}" if sweep else out.name
     with tracking(config.logger, out, settings=values, tags=tags, group=sweep, name=name) as tracker:
-        result = train(config, out, start, tracker=tracker)
+        result = train(config, out, start, tracker=tracker, prepared=prepared)
+    settings = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    write_text(out / "config.yaml", f"# encoders used: {' + '.join(result.metrics['encoders'])}\n{settings}")
     # A sweep ends with one table of all jobs; a job of it says only how it went.
     print(summary_line(result.metrics) if sweep else result.table)
     print(f"Written: {out}")
     return result.facts
 
 
-def train(config: TrainConfig, out: Path, base: Path, *, tracker: Tracker | None = None) -> TrainResult:
+def prepare(config: TrainConfig, base: Path) -> Prepared:
+    """Read the corpus and make sure that teachers and split fit it, which takes a second and no encoder.
+
+    Args:
+        config: checked settings.
+        base: folder that relative paths of the settings start at.
+
+    Raises:
+        ConfigError: the teachers do not fit the corpus.
+        CorpusError: the corpus has bad rows (see ``corpus.on_bad_row``).
+        SplitError: the corpus cannot be divided as asked.
+    """
+    corpus = open_corpus(config.corpus, base, need_images=not config.encoder.only_stored)
+    teachers = select_teachers(corpus.teachers, config.teachers)
+    corpus = with_targets(corpus, teachers)
+    divide(corpus, config)
+    return Prepared(corpus, teachers)
+
+
+def train(
+    config: TrainConfig,
+    out: Path,
+    base: Path,
+    *,
+    tracker: Tracker | None = None,
+    prepared: Prepared | None = None,
+) -> TrainResult:
     """Train an ensemble and evaluate it on the test part.
 
     Args:
         config: checked settings.
         out: folder of the run; gets ``metrics.json``, ``predictions.parquet``, ``split.parquet``, ``curves.csv``,
-            ``results.txt``, ``ensemble/`` and two figures.
+            ``results.txt``, ``ensemble/`` and two figures. Members that an earlier, killed run finished there are kept.
         base: folder that relative paths of the settings start at.
         tracker: mirror for curves, table and figures.
+        prepared: of :func:`prepare`, if it was called already.
 
     Raises:
-        ConfigError: the teachers or the head do not fit the corpus.
-        CorpusError: the corpus has bad rows (see ``corpus.on_bad_row``).
+        ConfigError: the head does not take its settings; further errors as :func:`prepare`.
         EncoderError: an encoder's weights cannot be had.
-        SplitError: the corpus cannot be divided as asked.
     """
     from bcs_lab.data import BCSDataModule
     from bcs_lab.ensemble import Ensemble
     from bcs_lab.fit import train_ensemble
+    from bcs_lab.heads import build_head
 
     started = time.monotonic()
     tracker = tracker or Tracker()
-    corpus = open_corpus(config.corpus, base, need_images=not config.encoder.only_stored)
-    teachers = select_teachers(corpus.teachers, config.teachers)
-    corpus = with_targets(corpus, teachers)
-    # Both can fail on what is already known, long before an encoder has run.
-    split = divide(corpus, config)
-    _check_head(config)
+    prepared = prepared or prepare(config, base)
+    teachers = prepared.teachers
+    # A wrong setting of the head should not cost an embedding run.
+    build_head(config.head.name, 5, 1, **config.head.settings)
 
-    corpus, embeddings = embed(corpus, config.encoder, open_store(config.store, base))
-    if len(corpus) != len(split.assignment):
-        split = divide(corpus, config)
+    corpus, embeddings = embed(prepared.corpus, config.encoder, open_store(config.store, base))
+    split = divide(corpus, config)
     if corpus.skipped:
         write_skipped(corpus.skipped, out / "skipped.csv")
         log.warning("%d bad row(s) left out, listed in %s", len(corpus.skipped), out / "skipped.csv")
@@ -103,6 +141,13 @@ def train(config: TrainConfig, out: Path, base: Path, *, tracker: Tracker | None
     targets = consensus(answers)
     weights = agreement_weight(answers, config.consensus.weight)
     _announce(corpus, teachers, split, embeddings, config)
+    used: dict[str, Any] = {
+        "encoders": [part.label for part in embeddings],
+        "stand_in": any(part.stand_in for part in embeddings),
+        "simulated_teachers": corpus.simulated_teachers,
+        "teachers": list(teachers),
+    }
+    tracker.note({**used, "corpus": corpus.name, "split_hash": split.hash})
 
     data = BCSDataModule(embeddings, targets, weights, split, batch_size=config.trainer.batch_size)
     head = {"name": config.head.name, "snap": config.head.snap, **config.head.settings}
@@ -128,28 +173,22 @@ def train(config: TrainConfig, out: Path, base: Path, *, tracker: Tracker | None
         simulated_teachers=corpus.simulated_teachers,
     )
     scores = Scores.of(members, ensemble, targets, split)
-    metrics = evaluate_parts(scores, members, embeddings, corpus, config) | {
-        "encoders": [part.label for part in embeddings],
-        "stand_in": any(part.stand_in for part in embeddings),
-        "simulated_teachers": corpus.simulated_teachers,
-        "teachers": list(teachers),
+    metrics: dict[str, Any] = {
+        **evaluate_parts(scores, members, embeddings, corpus, config),
+        **used,
         "head": config.head.name,
         "split": split.scheme,
         "wall_s": round(time.monotonic() - started, 3),
     }
     ensemble.metrics = {key: metrics[key] for key in ("ensemble", "ci95", "n")}
     predictions = prediction_table(scores, corpus)
+    predictions.attrs.update(used)  # travels in the Parquet file
     rows = result_rows(metrics)
     figures = write_results(out, metrics, predictions, corpus, scores, members, ensemble)
     tracker.results(
         [{"kind": row.kind, "model": row.label, **dict(row.values)} for row in rows], metrics["ensemble"], figures
     )
-    facts = {
-        "corpus": corpus.name,
-        "encoders": metrics["encoders"],
-        "split_hash": split.hash,
-        "skipped": len(corpus.skipped),
-    }
+    facts = {**used, "corpus": corpus.name, "split_hash": split.hash, "skipped": len(corpus.skipped)}
     table = report(rows, metrics, corpus)
     write_text(out / "results.txt", table + "\n")
     return TrainResult(metrics, predictions, table, facts)
@@ -193,13 +232,6 @@ def divide(corpus: Corpus, config: TrainConfig) -> Split:
         folds=config.split.folds,
         fold=config.split.fold,
     )
-
-
-def _check_head(config: TrainConfig) -> None:
-    """Name a wrong head or setting before anything is computed."""
-    from bcs_lab.heads import build_head
-
-    build_head(config.head.name, 5, 1, **config.head.settings)
 
 
 def _announce(

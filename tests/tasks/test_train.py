@@ -170,6 +170,14 @@ def test_the_main_sweep_offline(bcs: Callable[..., int], capsys: pytest.CaptureF
     text = capsys.readouterr().out
     assert "siglip (stand-in efficientnet_lite2)" in text
     assert "another corpus" in text
+    for job in ("0", "1", "2", "3"):
+        folder = sweep / job
+        for name in ("metrics.json", "config.yaml", "run.json", "results.txt", "ensemble/ensemble.json"):
+            assert "siglip (stand-in efficientnet_lite2)" in (folder / name).read_text(encoding="utf-8"), name
+        attrs = pd.read_parquet(folder / "predictions.parquet").attrs
+        assert attrs["encoders"][0] == "siglip (stand-in efficientnet_lite2)"
+        (mirror,) = folder.glob("wandb/offline-run-*/*.wandb")
+        assert b"siglip (stand-in efficientnet_lite2)" in mirror.read_bytes()
     for name in ("comparison.md", "comparison.html"):
         assert "stand-in efficientnet" in (sweep / name).read_text(encoding="utf-8").replace("\\", "")
 
