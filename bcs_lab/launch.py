@@ -7,6 +7,7 @@ error and times. A sweep that is started again in the same folder keeps its fini
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import importlib
 import json
@@ -169,6 +170,8 @@ def run_job(cfg: DictConfig, module: str) -> None:
             log.error("job %s failed: %s", hydra_config.job.num, message)
         else:
             _failure = error
+    finally:
+        gc.collect()  # trainers and their weights refer to each other; a sweep should not hold those of earlier jobs
 
 
 def _record_and_run(cfg: DictConfig, module: str, out: Path, start: Path, overrides: list[str]) -> None:
