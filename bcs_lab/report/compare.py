@@ -99,7 +99,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 def run_parts(metrics: dict[str, Any], settings: dict[str, Any], record: dict[str, Any]) -> dict[str, str]:
     """What tells one run from another, each in a few words; a stand-in or simulated teachers always show."""
     presets = [item.removeprefix("preset=") for item in record.get("overrides", []) if item.startswith("preset=")]
-    members = len(metrics.get("members", []))
+    seeds = [str(member.get("seed")) for member in metrics.get("members", [])]
     used = metrics["encoders"]
     encoder = used[0]
     if len(used) > 1:
@@ -118,7 +118,7 @@ def run_parts(metrics: dict[str, Any], settings: dict[str, Any], record: dict[st
         "split": f"split {metrics['split']}{fold}",
         "corpus": f"corpus {settings.get('corpus', {}).get('kind', '?')}",
         "optim": f"lr {settings.get('optim', {}).get('lr')}",
-        "seeds": f"{members} seed{'s' * (members != 1)}",
+        "seeds": f"seed {'+'.join(seeds)}" if len(seeds) < 3 else f"{len(seeds)} seeds",
     }
 
 
