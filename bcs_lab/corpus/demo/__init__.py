@@ -1,0 +1,1 @@
+"""The rendered demo corpus: scenes whose true answers are known."""
