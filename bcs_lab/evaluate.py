@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -198,31 +198,90 @@ def bootstrap_ci(
         For every key of :data:`METRICS` ``[low, high]``, or ``None`` when fewer than two clusters have cells, or when
         more than a tenth of the resamples leave the statistic undefined (others are dropped).
     """
+    resamples = _resamples(prediction, target, clusters, protocol, n_boot, seed)
+    return {key: _interval(resamples.get(key), n_boot, level) for key in METRICS}
+
+
+def paired_difference(
+    first: NDArray[np.floating],
+    second: NDArray[np.floating],
+    target: NDArray[np.floating],
+    clusters: ArrayLike,
+    protocol: Protocol,
+    n_boot: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> dict[str, dict[str, Any]]:
+    """How much better or worse one prediction is than another on the same pairs, and whether that is more than noise.
+
+    Args:
+        first: [n_pairs, n_questions] predictions.
+        second: [n_pairs, n_questions] predictions of the same pairs.
+        target: [n_pairs, n_questions], NaN where missing.
+        clusters: [n_pairs] labels, such as concept keys; each resample draws the same clusters for both.
+        protocol: the questions, in column order.
+        n_boot: resamples.
+        seed: of the resampling.
+        level: of the interval.
+
+    Returns:
+        For every key of :data:`METRICS` ``difference`` (first minus second, ``None`` where undefined) and ``interval``
+        (``[low, high]`` or ``None``, as in :func:`bootstrap_ci`).
+    """
+    sides = [_resamples(side, target, clusters, protocol, n_boot, seed) for side in (first, second)]
+    a, b = (evaluate(side, target, protocol) for side in (first, second))
+    out: dict[str, dict[str, Any]] = {}
+    for key in METRICS:
+        x, y = a[key], b[key]
+        drawn = sides[0][key] - sides[1][key] if key in sides[0] and key in sides[1] else None
+        out[key] = {
+            "difference": None if x is None or y is None else x - y,
+            "interval": _interval(drawn, n_boot, level),
+        }
+    return out
+
+
+def _resamples(
+    prediction: NDArray[np.floating],
+    target: NDArray[np.floating],
+    clusters: ArrayLike,
+    protocol: Protocol,
+    n_boot: int,
+    seed: int,
+) -> dict[str, Floats]:
+    """Every statistic under every resample of the clusters: [n_boot], NaN where undefined."""
     labels = np.asarray(clusters)
     if labels.shape != (len(prediction),):
         raise ValueError(f"Expected `clusters` of shape [{len(prediction)}] but got {labels.shape}.")
-    if n_boot < 1 or not 0 < level < 1:
-        raise ValueError(f"Expected `n_boot` above 0 and `level` in (0, 1) but got {n_boot} and {level}.")
+    if n_boot < 1:
+        raise ValueError(f"Expected `n_boot` above 0 but got {n_boot}.")
     _, cluster_of_pair = np.unique(labels, return_inverse=True)
     n_clusters = int(cluster_of_pair.max()) + 1 if len(labels) else 0
-    out: dict[str, list[float] | None] = dict.fromkeys(METRICS)
     levels = _levels(prediction, target, protocol)
     if n_clusters < 2:
-        return out
+        return {}
     draws = np.random.default_rng(seed).integers(n_clusters, size=(n_boot, n_clusters))
     times = np.zeros((n_boot, n_clusters))
     np.add.at(times, (np.arange(n_boot)[:, None], draws), 1.0)
-    tail = (1.0 - level) / 2.0
+    out: dict[str, Floats] = {}
     for name, (x, y, pair) in levels.items():
         cluster = cluster_of_pair[pair]
-        if len(np.unique(cluster)) < 2:
-            continue
-        for statistic, values in _resampled(x, y, cluster, times).items():
-            defined = values[np.isfinite(values)]
-            if len(defined) >= (1.0 - MAX_UNDEFINED) * n_boot:
-                low, high = np.quantile(defined, [tail, 1.0 - tail])
-                out[f"{name}_{statistic}"] = [float(low), float(high)]
+        if len(np.unique(cluster)) >= 2:
+            out |= {f"{name}_{key}": values for key, values in _resampled(x, y, cluster, times).items()}
     return out
+
+
+def _interval(values: Floats | None, n_boot: int, level: float) -> list[float] | None:
+    if not 0 < level < 1:
+        raise ValueError(f"Expected `level` in (0, 1) but got {level}.")
+    if values is None:
+        return None
+    defined = values[np.isfinite(values)]
+    if len(defined) < (1.0 - MAX_UNDEFINED) * n_boot:
+        return None
+    tail = (1.0 - level) / 2.0
+    low, high = np.quantile(defined, [tail, 1.0 - tail])
+    return [float(low), float(high)]
 
 
 def _resampled(x: Floats, y: Floats, cluster: NDArray[np.int64], times: Floats) -> dict[str, Floats]:

@@ -20,6 +20,7 @@ from bcs_lab.evaluate import (
     evaluate,
     mae,
     mean_of_defined,
+    paired_difference,
     pearson,
     spearman,
     train_mean_baseline,
@@ -318,3 +319,32 @@ def test_cosine_line_is_least_squares_on_training_pairs() -> None:
 def test_keys() -> None:
     assert METRICS == ("q_mae", "q_r", "q_rho", "pas_mae", "pas_r", "pas_rho", "sas_mae", "sas_r", "sas_rho")
     assert module.RELATIVE_RANGE == 1e-6
+
+
+def test_a_paired_difference_equals_the_bootstrap_written_out() -> None:
+    generator = np.random.default_rng(3)
+    target = generator.choice([0.0, 0.5, 1.0], size=(40, 12))
+    first = np.clip(target + generator.normal(0, 0.3, target.shape), 0, 1)
+    second = np.clip(target + generator.normal(0, 0.4, target.shape), 0, 1)
+    clusters = np.repeat(np.arange(10), 4)
+    got = paired_difference(first, second, target, clusters, BCS12, n_boot=200, seed=5)
+    draws = np.random.default_rng(5).integers(10, size=(200, 10))
+    naive = []
+    for draw in draws:
+        rows = np.concatenate([np.flatnonzero(clusters == cluster) for cluster in draw])
+        a, b = (evaluate(side[rows], target[rows], BCS12)["sas_r"] for side in (first, second))
+        assert a is not None
+        assert b is not None
+        naive.append(a - b)
+    assert got["sas_r"]["interval"] == pytest.approx(np.quantile(naive, [0.025, 0.975]))
+    whole = [evaluate(side, target, BCS12)["sas_r"] for side in (first, second)]
+    assert got["sas_r"]["difference"] == pytest.approx(whole[0] - whole[1])  # type: ignore[operator]
+
+
+def test_a_difference_of_equal_predictions_is_nothing_and_of_collapsed_ones_undefined() -> None:
+    target = np.random.default_rng(0).choice([0.0, 0.5, 1.0], size=(30, 12))
+    clusters = np.arange(30) // 3
+    same = paired_difference(target, target, target, clusters, BCS12, n_boot=100)
+    assert same["q_mae"] == {"difference": 0.0, "interval": [0.0, 0.0]}
+    flat = paired_difference(np.full_like(target, 0.5), target, target, clusters, BCS12, n_boot=100)
+    assert flat["pas_r"] == {"difference": None, "interval": None}
