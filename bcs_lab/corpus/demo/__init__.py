@@ -1,1 +1,1 @@
-"""The rendered demo corpus: scenes whose true answers are known."""
+"""The rendered demo corpus: scenes whose true answers are known (``load_corpus("demo")``)."""
