@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +63,34 @@ TASKS: tuple[Task, ...] = (
         "corpus_export",
         ("bcs corpus export corpus=manifest corpus.root=DIR out=BUNDLE encoders=[efficientnet_lite0,lowlevel]",),
     ),
+    Task(
+        "corpus show",
+        "draw a contact sheet: pairs beside the teachers' answers, and the truth where it is known",
+        "bcs_lab.tasks.corpus_show",
+        "corpus_show",
+        (
+            "bcs corpus show corpus=demo",
+            "bcs corpus show corpus=simulated corpus.images=DIR n=24 seed=1",
+        ),
+    ),
 )
+
+#: Settings that only some kinds of corpus take, beside those that all have.
+CORPUS_KEYS: Mapping[str, tuple[str, ...]] = {
+    "demo": ("size", "seed", "cache"),
+    "simulated": ("images", "per_image", "seed", "cache"),
+}
+
+
+def wrong_corpus_keys(kind: str, given: Iterable[str]) -> str:
+    """Which of the given extra settings a kind of corpus does not take, as a message; ``""`` if it takes all."""
+    takes = CORPUS_KEYS.get(kind, ())
+    parts = []
+    for key in given:
+        if key not in takes:
+            kinds = " and ".join(f"corpus={name}" for name, keys in CORPUS_KEYS.items() if key in keys)
+            parts.append(f"{key} is a setting of {kinds}, not of corpus={kind}")
+    return "corpus: " + "; ".join(parts) if parts else ""
 
 
 def find_task(arguments: Sequence[str]) -> tuple[Task | None, list[str]]:

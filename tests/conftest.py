@@ -19,6 +19,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("BCS_STORE", str(tmp_path_factory.mktemp("store")))
+    monkeypatch.setenv("BCS_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="session")

@@ -53,10 +53,15 @@ def test_the_wheel_holds_configs_experiments_and_data(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for name in (
         "bcs_lab/conf/train.yaml",
+        "bcs_lab/conf/corpus_show.yaml",
+        "bcs_lab/conf/corpus/demo.yaml",
+        "bcs_lab/conf/corpus/simulated.yaml",
         "bcs_lab/conf/encoder/siglip.yaml",
         "bcs_lab/conf/hydra/job_logging/bcs.yaml",
         "bcs_lab/conf/experiment/table6.yaml",
         "bcs_lab/assets/paper_table6.yaml",
+        "bcs_lab/assets/simulated_teachers.yaml",
+        "bcs_lab/corpus/demo/concepts.yaml",
         "bcs_lab/assets/brainbank/bundle.json",
         "bcs_lab/assets/brainbank/embeddings-efficientnet_lite0.safetensors",
         "bcs_lab/encoders/registry.yaml",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from bcs_lab.catalogue import wrong_corpus_keys
 from bcs_lab.corpus.bundle import bundle_differences, read_brainbank, read_bundle, write_bundle
 from bcs_lab.corpus.images import BACKGROUND, DEFAULT_MAX_IMAGE_PIXELS, LOADER_VERSION, load_image
 from bcs_lab.corpus.manifest import load_manifest
@@ -14,9 +16,25 @@ from bcs_lab.corpus.summary import summary, write_skipped
 from bcs_lab.errors import ConfigError
 from bcs_lab.teachers.protocol import BCS12, Protocol
 
-#: Kind of corpus -> its reader. A reader takes ``root`` and the keywords of :func:`load_corpus`.
+
+def _demo(*args: Any, **options: Any) -> Corpus:
+    from bcs_lab.corpus.demo.make import load_demo  # imported here, since it reads its tables of concepts and outlines
+
+    return load_demo(*args, **options)
+
+
+def _simulated(*args: Any, **options: Any) -> Corpus:
+    from bcs_lab.corpus.simulated import load_simulated
+
+    return load_simulated(*args, **options)
+
+
+#: Kind of corpus -> its reader. A reader takes ``root``, the keywords of :func:`load_corpus` that all kinds have, and
+#: those that ``CORPUS_KEYS`` names for its kind.
 CORPORA: dict[str, Callable[..., Corpus]] = {
     "brainbank": read_brainbank,
+    "demo": _demo,
+    "simulated": _simulated,
     "manifest": load_manifest,
     "bundle": read_bundle,
 }
@@ -49,11 +67,17 @@ def load_corpus(
     max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS,
     protocol: Protocol = BCS12,
     need_images: bool = True,
+    size: str | None = None,
+    seed: int | None = None,
+    images: str | Path | None = None,
+    per_image: int | None = None,
+    cache: str | Path | None = None,
 ) -> Corpus:
-    """Read a corpus.
+    """Read a corpus, or make it first.
 
     Args:
-        kind: ``brainbank`` (ships with the package), ``manifest`` (a folder of one's own) or ``bundle`` (made by
+        kind: ``brainbank`` (ships with the package), ``demo`` (rendered scenes, made on first use), ``simulated`` (made
+            from a folder of pictures), ``manifest`` (a folder of one's own) or ``bundle`` (made by
             :func:`write_bundle`).
         root: the folder of a manifest or bundle.
         teachers_order: declared order of the teachers, all or some of them; by default the corpus' own.
@@ -62,9 +86,14 @@ def load_corpus(
         max_image_pixels: largest accepted width x height of an image.
         protocol: the questions.
         need_images: ``False`` passes over all checks of image files, for embeddings computed elsewhere.
+        size: of the demo, ``small`` or ``paper``.
+        seed: of a demo or simulated corpus.
+        images: folder of pictures of a simulated corpus: one sub-folder a concept, or pictures only.
+        per_image: reconstructions a picture of a simulated corpus.
+        cache: where demo and simulated corpora are kept; by default ``BCS_CACHE``, else ``~/.cache/bcs_lab``.
 
     Raises:
-        ConfigError: an argument has a value that cannot be used.
+        ConfigError: an argument has a value that cannot be used, or is not one of this kind of corpus.
         CorpusError: the corpus cannot be read, or has bad rows under ``error``.
     """
     if kind not in CORPORA:
@@ -75,6 +104,11 @@ def load_corpus(
         raise ConfigError(f"corpus.on_bad_row: expected error or skip but got {on_bad_row!r}.")
     if isinstance(max_image_pixels, bool) or not isinstance(max_image_pixels, int) or max_image_pixels < 1:
         raise ConfigError(f"corpus.max_image_pixels: expected a whole number above 0 but got {max_image_pixels!r}.")
+    extra = {"size": size, "seed": seed, "images": images, "per_image": per_image, "cache": cache}
+    extra = {key: value for key, value in extra.items() if value is not None}
+    problem = wrong_corpus_keys(kind, extra)
+    if problem:
+        raise ConfigError(problem)
     return CORPORA[kind](
         root,
         teachers_order=teachers_order,
@@ -82,4 +116,5 @@ def load_corpus(
         max_image_pixels=max_image_pixels,
         protocol=protocol,
         need_images=need_images,
+        **extra,
     )

@@ -7,6 +7,7 @@
       manifest.parquet                  the pairs, without paths
       annotations.parquet               pair_id, teacher, question, answer, rationale
       embeddings-<encoder>.safetensors  images float16 [m, d]; reference, reconstruction int32 [n]
+      truth.parquet                     pair_id and the right answer to each question, if known
       sources.csv                       where the pairs come from, if known
       README.md                         the data card
 
@@ -35,6 +36,7 @@ from bcs_lab.corpus.annotations import order_teachers
 from bcs_lab.corpus.images import DEFAULT_MAX_IMAGE_PIXELS
 from bcs_lab.corpus.manifest import corpus_folder
 from bcs_lab.corpus.schema import PAIR_COLUMNS, PATH_COLUMNS, Corpus, ShippedEmbeddings
+from bcs_lab.corpus.truth import TRUTH, read_truth, write_truth
 from bcs_lab.errors import ConfigError, CorpusError, RunError
 from bcs_lab.teachers.protocol import BCS12, PERCEPTUAL, SEMANTIC
 from bcs_lab.teachers.protocol import Protocol as Questions
@@ -126,7 +128,7 @@ def _check_target(target: Path, overwrite: bool) -> None:
         raise RunError(f"{target}: is a file; expected a folder to make for the bundle.")
     if any(target.iterdir()):
         if not overwrite:
-            raise RunError(f"{target}: exists and is not empty; choose another folder, or allow overwriting it.")
+            raise RunError(f"{target}: exists and is not empty; choose another folder, or replace it with overwrite=true.")
         if not (target / INDEX).is_file():
             raise RunError(f"{target}: is not a bundle (no {INDEX}), so it is not overwritten; choose another folder.")
 
@@ -215,6 +217,8 @@ def _write_files(
                 "fingerprint": item.fingerprint,
             }
         )
+    if corpus.truth is not None:
+        write_truth(folder / TRUTH, corpus.pairs["pair_id"].tolist(), corpus.truth, corpus.protocol)
     if sources is not None:
         (folder / "sources.csv").write_text(sources, encoding="utf-8", newline="\n")
     files = {path.name: path for path in sorted(folder.iterdir())}
@@ -294,9 +298,11 @@ def _card(
 ) -> str:
     pairs = corpus.pairs
     images = f", {len(packed[0].images)} distinct images" if packed else ""
+    # Only what was made on purpose has a known truth.
+    what = "its reconstruction from brain signals" if corpus.truth is None else "a made-up reconstruction of it"
     parts = [
         f"# Corpus {corpus.name}",
-        f"{len(pairs)} pairs of a reference and its reconstruction from brain signals, {pairs['concept'].nunique()} "
+        f"{len(pairs)} pairs of a reference and {what}, {pairs['concept'].nunique()} "
         f"concepts, {pairs['method'].nunique()} methods, {_known(pairs['subject'])} known subjects{images}. "
         f"Answers of {len(corpus.teachers)} teachers to the {len(corpus.protocol.ids)} questions of "
         f"{corpus.protocol.name}.",
@@ -520,6 +526,7 @@ def _read(
         max_image_pixels=max_image_pixels,
         sources=sources.read_text(encoding="utf-8") if "sources.csv" in index["sha256"] else None,
         card_extra=index.get("card_extra"),
+        truth=read_truth(folder / TRUTH, pairs["pair_id"].tolist(), protocol) if TRUTH in index["sha256"] else None,
     )
 
 

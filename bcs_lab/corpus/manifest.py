@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 FORMATS = (".csv", ".parquet", ".jsonl")
 UNKNOWN = "na"
 
+#: Written into the folder of a corpus that was made rather than collected (see :mod:`bcs_lab.corpus.made`).
+MADE_INDEX = "made.json"
+
 #: How other tools call these columns, for the "did you mean".
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "pair_id": ("id", "pair", "pairid", "key"),
@@ -114,6 +117,7 @@ def load_manifest(
         root=folder,
         where=[rows.where(i) for i in keep],
         skipped=_ordered(found.rows, path.name),
+        simulated_teachers=(folder / MADE_INDEX).is_file(),
         on_bad_row=on_bad_row,
         max_image_pixels=max_image_pixels,
         found_paths=rows.found_paths,
@@ -121,16 +125,16 @@ def load_manifest(
     )
 
 
-def corpus_folder(root: str | Path | None, kind: str, what: str) -> Path:
-    """The absolute folder that ``corpus.root`` names.
+def corpus_folder(root: str | Path | None, kind: str, what: str, key: str = "corpus.root") -> Path:
+    """The absolute folder that ``corpus.root`` (or another ``key``) names.
 
     Raises:
         CorpusError: it is not given, does not exist, or is a file.
     """
     if root is None or not str(root).strip():
-        raise CorpusError(f"corpus={kind} needs corpus.root=DIR, the folder {what}.")
+        raise CorpusError(f"corpus={kind} needs {key}=DIR, the folder {what}.")
     folder = Path(os.path.abspath(Path(root).expanduser()))  # noqa: PTH100 - a link keeps its name
-    tried = f"corpus.root={root}" + ("" if str(root) == str(folder) else f" (that is {folder})")
+    tried = f"{key}={root}" + ("" if str(root) == str(folder) else f" (that is {folder})")
     if not folder.exists():
         parent = next(p for p in folder.parents if p.exists())
         near = (
@@ -141,7 +145,7 @@ def corpus_folder(root: str | Path | None, kind: str, what: str) -> Path:
         hint = f" Did you mean {parent / near[0]}?" if near else f" The nearest folder that exists is {parent}."
         raise CorpusError(f"{tried}: no such folder; expected the folder {what}.{hint}")
     if not folder.is_dir():
-        raise CorpusError(f"{tried}: is a file; expected the folder {what}. Did you mean corpus.root={folder.parent}?")
+        raise CorpusError(f"{tried}: is a file; expected the folder {what}. Did you mean {key}={folder.parent}?")
     return folder
 
 

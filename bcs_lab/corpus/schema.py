@@ -54,7 +54,7 @@ class Corpus:
         root: folder that relative image paths start at; ``None`` for a corpus without images.
         where: origin of each pair for messages, such as ``manifest.csv:7``.
         shipped: embeddings that travel with the corpus, by encoder name.
-        stand_ins: whether another encoder's shipped embeddings may stand in for a missing one.
+        stand_ins: whether another encoder's embeddings may stand in for those of a missing one.
         simulated_teachers: whether the answers were computed rather than given by annotators.
         card: data card of a bundle.
         skipped: rows and records left out under ``on_bad_row=skip``.
@@ -63,6 +63,8 @@ class Corpus:
         found_paths: manifest path text -> the file really meant, where the two differ in Unicode composition.
         sources: text of ``sources.csv``, where the corpus has one.
         card_extra: the free text of a bundle's data card.
+        truth: float32 ``[n_pairs, n_questions]``, the right answers where they are known by construction (0, 0.5, 1;
+            NaN where they cannot be known); ``None`` for a corpus of real pairs.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Corpus:
     found_paths: dict[str, Path] = field(default_factory=dict)
     sources: str | None = None
     card_extra: str | None = None
+    truth: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -106,6 +109,7 @@ class Corpus:
             rationales=self.rationales[rows],
             where=[self.where[row] for row in rows] if self.where else [],
             shipped=shipped,
+            truth=None if self.truth is None else self.truth[rows],
         )
 
     def reference_file(self, i: int) -> Path:
