@@ -39,7 +39,7 @@ format: $(READY) ## rewrite style
 	$(BIN)/ruff format .
 
 docs-check: $(READY) ## run the examples in docstrings, and check that README commands, links and configs exist
-	$(PYTEST) -n 0 --doctest-modules bcs_lab
+	$(PYTEST) -n 0 --doctest-modules bcs_lab --ignore=bcs_lab/assets
 	$(PYTEST) -n 0 tests/test_docs.py
 
 clean: ## remove the environment, caches and build products; runs/ stays

@@ -47,6 +47,10 @@ def _task_help(task: Task) -> str:
             lines.append(f"  {group:<11} {' '.join(shown)}")
         lines += ["", "settings and their defaults:"]
         lines += [f"  {line}" for line in _settings(text)]
+        lines += ["", "settings of the groups, as in their default option:"]
+        for entry in groups:
+            group, default = (part.strip() for part in entry.split(":", 1))
+            lines += [f"  {group}.{line}" for line in _group_settings(group, default)]
         lines += [
             "",
             "-m runs every combination of comma-separated values (a=1,2 b=x,y). --cfg job prints the composed config,",
@@ -54,6 +58,20 @@ def _task_help(task: Task) -> str:
         ]
     lines += ["", "examples:", *(f"  {example}" for example in task.examples)]
     return "\n".join(lines)
+
+
+def _group_settings(group: str, option: str) -> list[str]:
+    """``key: value`` lines of a group's option, those of a shared part first; nested values are left out."""
+    folder = config_dir() / group
+    found: dict[str, str] = {}
+    for path in (folder / "_defaults.yaml", folder / f"{option}.yaml"):
+        if not path.is_file() or group.startswith("override"):
+            continue
+        for line in path.read_text(encoding="utf-8").splitlines():
+            key, colon, value = line.partition(":")
+            if colon and key.isidentifier() and key != "defaults" and value.strip():
+                found[key] = f"{key}:{value}"
+    return list(found.values())
 
 
 def _settings(text: str) -> list[str]:

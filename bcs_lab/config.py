@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bcs_lab.catalogue import wrong_corpus_keys
 from bcs_lab.errors import ConfigError
 
 
@@ -34,17 +35,46 @@ Names = Annotated[list[str], Field(min_length=1), AfterValidator(_distinct)]
 
 
 class CorpusConfig(Section):
-    """Which pairs, and what to do with bad rows."""
+    """Which pairs, and what to do with bad rows; some settings belong to some kinds of corpus only."""
 
     kind: str
     root: str | None = None
     teachers: Names | None = None
     on_bad_row: Literal["error", "skip"] = "error"
     max_image_pixels: PositiveInt = 64_000_000
+    size: Literal["small", "paper"] | None = None
+    seed: Seed | None = None
+    images: str | None = None
+    per_image: PositiveInt | None = None
+    cache: str | None = None
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """The settings of this kind only, as given."""
+        values = {key: getattr(self, key) for key in ("size", "seed", "images", "per_image", "cache")}
+        return {key: value for key, value in values.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _of_this_kind(self) -> CorpusConfig:
+        problem = wrong_corpus_keys(self.kind, self.extra)
+        if problem:
+            raise ValueError(problem.removeprefix("corpus: "))
+        return self
+
+
+#: Groups of encoders that have a name of their own, as in conf/encoder.
+ENCODER_GROUPS: Mapping[str, list[str]] = {
+    "fusion": ["siglip", "clip", "dinov3"],
+    "embedded": ["efficientnet_lite2", "efficientnet_lite0", "lowlevel"],
+}
 
 
 class EncoderConfig(Section):
-    """Which frozen encoders, in which order, and how they compute."""
+    """Which frozen encoders, in which order, and how they compute.
+
+    ``name`` is a label. What a table calls a run is derived from ``names`` (:attr:`label`), so that no label can claim
+    encoders that were not used.
+    """
 
     name: str
     names: Names
@@ -54,6 +84,49 @@ class EncoderConfig(Section):
     device: str = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     batch_size: PositiveInt = 32
+
+    @property
+    def label(self) -> str:
+        """The name of the group that ``names`` is, else the names."""
+        return next((group for group, names in ENCODER_GROUPS.items() if names == self.names), "+".join(self.names))
+
+    @property
+    def given_options(self) -> dict[str, dict[str, Any]]:
+        """Options that were set, by encoder; those of a library (``encoder=timm``) go to its encoders."""
+        given = {
+            key: {option: value for option, value in options.items() if value is not None}
+            for key, options in self.options.items()
+        }
+        return {
+            name: options for name in self.names if (options := given.get(name) or given.get(name.split(":")[0]) or {})
+        }
+
+    @model_validator(mode="after")
+    def _no_stray_options(self) -> EncoderConfig:
+        known = {*self.names, *(name.split(":")[0] for name in self.names)}
+        stray = [
+            key
+            for key, options in self.options.items()
+            if key not in known and any(value is not None for value in options.values())
+        ]
+        if stray:
+            raise ValueError(f"options: {', '.join(stray)} is not among the encoders {', '.join(self.names)}")
+        return self
+
+    def check_name(self) -> None:
+        """A name that promises other encoders than ``names`` holds is refused.
+
+        Raises:
+            ConfigError: say which setting chooses an encoder.
+        """
+        from bcs_lab.encoders import list_encoders
+
+        promised = ENCODER_GROUPS.get(self.name, [self.name] if self.name in list_encoders() else None)
+        if promised is not None and not set(self.names) & set(promised):
+            raise ConfigError(
+                f"encoder.name={self.name} is only a label and the encoders are {', '.join(self.names)}; choose "
+                f"encoders with encoder={self.name} (or encoder.names=[…])"
+            )
 
 
 class ConsensusConfig(Section):
@@ -118,8 +191,8 @@ class TrainerConfig(Section):
     min_delta: Annotated[float, Field(ge=0.0)] = 1e-6
     batch_size: PositiveInt
     gradient_clip_val: Annotated[float, Field(gt=0.0)] | None = 1.0
-    accelerator: str = "auto"
-    precision: str = "32-true"
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
+    precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
 
 
 class BootstrapConfig(Section):
@@ -181,6 +254,16 @@ class ExportConfig(Section):
     force: bool = False
 
 
+class ShowConfig(Section):
+    """Settings of ``bcs corpus show``."""
+
+    corpus: CorpusConfig
+    n: PositiveInt = 12
+    seed: Seed = 0
+    out: str | None = None
+    force: bool = False
+
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -208,7 +291,7 @@ def _describe(model: type[BaseModel], item: Any) -> str:
         steps.pop()
     key = ".".join(steps) or "config"
     found = item.get("input")
-    shown = type(found).__name__ if isinstance(found, (dict, BaseModel)) else repr(found)
+    shown = "" if isinstance(found, (dict, BaseModel)) else f", got {found!r}"
     if item["type"] == "extra_forbidden":
         known = _keys(model, steps[:-1])
         near = difflib.get_close_matches(steps[-1], known, n=1)
@@ -216,7 +299,10 @@ def _describe(model: type[BaseModel], item: Any) -> str:
         return f"{key}: unknown key; {hint}"
     if item["type"] == "missing":
         return f"{key}: a value is needed"
-    return f"{key}: {item['msg'][0].lower()}{item['msg'][1:]}, got {shown}"
+    if key == "teachers":
+        return f"{key}: expected a whole number, a list of names, or all{shown}"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{key}: {message[0].lower()}{message[1:]}{'' if 'got' in message else shown}"
 
 
 def _keys(model: type[BaseModel], steps: list[str]) -> list[str]:
@@ -230,5 +316,5 @@ def _keys(model: type[BaseModel], steps: list[str]) -> list[str]:
 
 
 def absolute(path: str | None, base: Path) -> Path | None:
-    """A path of a config, relative to the folder the command was started in."""
-    return None if path is None else (base / Path(path).expanduser()).resolve()
+    """A path of a config, relative to the folder the command was started in; ``None`` for none and for an empty one."""
+    return None if not path else (base / Path(path).expanduser()).resolve()

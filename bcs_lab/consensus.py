@@ -30,6 +30,12 @@ def select_teachers(corpus_teachers: Sequence[str], wanted: int | str | Sequence
 
     Raises:
         ConfigError: ``teachers`` asks for none, for more than there are, for unknown names, or twice for one.
+
+    Example:
+        >>> select_teachers(["internvl3", "sail_vl", "ola"], 2)
+        ('internvl3', 'sail_vl')
+        >>> select_teachers(["internvl3", "sail_vl", "ola"], ["ola", "internvl3"])
+        ('internvl3', 'ola')
     """
     available = tuple(corpus_teachers)
     has = f"this corpus has {len(available)}, in this order: {', '.join(available) or '(none)'}"
@@ -88,6 +94,11 @@ def consensus(answers: NDArray[np.floating]) -> NDArray[np.float32]:
     Returns:
         float32 [n_pairs, n_questions] in [0, 1]; an even number of answers gives the mean of the middle two (.25 and
         .75 are possible). NaN where no teacher answered: a missing answer is a mask, never a 0.
+
+    Example:
+        >>> answers = np.array([[[0.0], [0.5], [1.0], [1.0]], [[0.0], [np.nan], [0.5], [0.5]]])  # 2 pairs, 4 teachers
+        >>> consensus(answers).ravel().tolist()
+        [0.75, 0.5]
     """
     answers = _checked(answers)
     ordered = np.sort(answers, axis=1)  # NaN sorts last, so the answers that exist come first
@@ -115,6 +126,11 @@ def agreement_weight(answers: NDArray[np.floating], scheme: str = "variance") ->
 
     Raises:
         ConfigError: unknown scheme.
+
+    Example:
+        >>> answers = np.array([[[0.0], [0.0], [1.0], [1.0]], [[0.5], [0.5], [0.5], [0.5]]])
+        >>> agreement_weight(answers).ravel().tolist(), agreement_weight(answers, "step").ravel().tolist()
+        ([0.75, 1.0], [0.75, 1.0])
     """
     answers = _checked(answers)
     present = np.isfinite(answers)

@@ -53,7 +53,12 @@ def read_json(path: Path) -> Any:
 
 
 def json_safe(value: Any) -> Any:
-    """The same containers with NaN and infinities as ``None``, arrays as lists and numpy numbers as Python numbers."""
+    """The same containers with NaN and infinities as ``None``, arrays as lists and numpy numbers as Python numbers.
+
+    Example:
+        >>> json_safe({"r": float("nan"), "n": (1, 2.5)})
+        {'r': None, 'n': [1, 2.5]}
+    """
     if isinstance(value, dict):
         return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -150,7 +150,7 @@ def train_member(
             extra.append(EarlyStopping(VAL_LOSS, min_delta=settings["min_delta"], patience=settings["patience"]))
         if progress:
             extra.append(_ProgressBar(label))
-        fit = pl.Trainer(
+        fit = _trainer(
             accelerator=settings["accelerator"],
             devices=1,
             precision=settings["precision"],
@@ -188,6 +188,18 @@ def train_member(
         result.epochs / max(result.wall_s, 1e-9),
     )
     return result
+
+
+def _trainer(**settings: Any) -> pl.Trainer:
+    from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+    try:
+        return pl.Trainer(**settings)
+    except (MisconfigurationException, ValueError) as error:
+        raise ConfigError(
+            f"trainer.accelerator={settings['accelerator']} with trainer.precision={settings['precision']} cannot be "
+            f"used here: {str(error).splitlines()[0]}"
+        ) from None
 
 
 class BestWeights(Callback):

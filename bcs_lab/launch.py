@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -44,7 +44,10 @@ log = logging.getLogger(__name__)
 RECORD = "run.json"
 #: Settings that do not change a result, so that a finished job is recognised whatever they are.
 _IRRELEVANT = ("force", "logger", "store")
-_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
+_DISK_ERRORS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG),
+}
 
 # What happened in this process; Hydra itself returns nothing to the caller of a main function.
 _failure: Exception | None = None
@@ -99,6 +102,10 @@ def _guarded(action: Callable[[], int | None]) -> int:
         return _say(_missing_option(error), 2)
     except (HydraException, OmegaConfBaseException) as error:
         return _say(_hydra_message(error), 2)
+    except BrokenPipeError:
+        # Whoever read our output (`| head`) has had enough.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 (the interpreter flushes it at exit)
+        return 141
     except KeyboardInterrupt:
         if _sweep_dir is not None:
             print(job_table(_sweep_dir), file=sys.stderr)
@@ -108,7 +115,7 @@ def _guarded(action: Callable[[], int | None]) -> int:
         if error.errno not in _DISK_ERRORS:
             raise
         return _say(
-            f"cannot write {error.filename or 'a file'}: {error.strerror}. Run folders go below `runs/` in the current "
+            f"cannot use {error.filename or 'a file'}: {error.strerror}. Run folders go below `runs/` in the current "
             "folder; choose another with hydra.run.dir=DIR (hydra.sweep.dir=DIR under -m).",
             2,
         )
@@ -163,6 +170,11 @@ def run_job(cfg: DictConfig, module: str) -> None:
     out = Path(hydra_config.runtime.output_dir).resolve()
     start = Path(hydra_config.runtime.cwd)
     try:
+        if hydra_config.mode == RunMode.RUN and hydra_config.sweeper.get("params"):
+            raise ConfigError(
+                f"experiment={hydra_config.runtime.choices.get('experiment')} is a sweep over "
+                f"{', '.join(hydra_config.sweeper.params)}: add -m"
+            )
         _record_and_run(cfg, module, out, start, list(hydra_config.overrides.task))
     except Exception as error:
         if hydra_config.mode == RunMode.MULTIRUN:
@@ -177,6 +189,7 @@ def run_job(cfg: DictConfig, module: str) -> None:
 def _record_and_run(cfg: DictConfig, module: str, out: Path, start: Path, overrides: list[str]) -> None:
     values = resolve(cfg)
     digest = config_digest(values)
+    data = data_digest(values, start)
     with only_run_in(out):
         earlier = read_record(out)
         if earlier.get("state") == "finished" and not values.get("force"):
@@ -185,14 +198,17 @@ def _record_and_run(cfg: DictConfig, module: str, out: Path, start: Path, overri
                     f"{out} already holds a finished run with other settings. Choose another folder "
                     "(hydra.run.dir=DIR, hydra.sweep.dir=DIR under -m) or add force=true to replace it."
                 )
-            log.info("already finished, kept: %s (force=true runs it again)", out)
-            return
+            if earlier.get("data") == data:
+                log.info("already finished, kept: %s (force=true runs it again)", out)
+                return
+            log.warning("the corpus has changed since %s finished; it is run again", out)
         record: dict[str, Any] = {
             "task": module.rsplit(".", 1)[-1],
             "state": "running",
             "overrides": overrides,
             "error": None,
             "config": digest,
+            "data": data,
             "bcs_lab": __version__,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": None,
@@ -242,6 +258,26 @@ def config_digest(values: Mapping[str, Any]) -> str:
     """Digest of the settings that decide a result."""
     relevant = {key: value for key, value in values.items() if key not in _IRRELEVANT}
     return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def data_digest(values: Mapping[str, Any], start: Path) -> str | None:
+    """Digest of names, sizes and times of all files of the corpus, so that a changed corpus is not taken for the same.
+
+    ``None`` for a corpus that ships with the package or is made from its settings.
+    """
+    corpus = values.get("corpus") or {}
+    folder = corpus.get("root") or corpus.get("images")
+    if not folder:
+        return None
+    root = start / Path(str(folder)).expanduser()
+    lines = []
+    for parent, _, names in os.walk(root):
+        for name in names:
+            path = Path(parent, name)
+            with suppress(OSError):
+                status = path.stat()
+                lines.append(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -129,9 +129,46 @@ def evaluate_parts(
     }
 
 
+def evaluate_truth(
+    scores: Scores, answers: Floats, teachers: Sequence[str], truth: Floats, corpus: Corpus, config: TrainConfig
+) -> dict[str, Any]:
+    """How near the known truth come the consensus, each teacher and the ensemble, on the test part.
+
+    Args:
+        scores: of the run.
+        answers: [n_pairs, n_teachers, n_questions] of the chosen teachers.
+        teachers: their names.
+        truth: [n_pairs, n_questions], NaN where it is not known.
+        corpus: the pairs.
+        config: settings of the bootstrap.
+
+    Returns:
+        ``consensus``, ``ensemble`` and, below ``teachers``, every teacher: the keys of Table 6 against the truth, and
+        ``ci95`` with concept-clustered intervals of the same keys.
+    """
+    test = scores.split.indices("test")
+    concepts = corpus.pairs["concept"].map(concept_key).to_numpy()[test]
+
+    def against_truth(values: Floats) -> dict[str, Any]:
+        known = np.where(np.isnan(values), np.nan, truth)[test]
+        filled = np.nan_to_num(values[test])
+        intervals = bootstrap_ci(
+            filled, known, concepts, corpus.protocol, n_boot=config.bootstrap.resamples, seed=config.bootstrap.seed
+        )
+        return {**evaluate(filled, known, corpus.protocol), "ci95": intervals}
+
+    return {
+        "consensus": against_truth(scores.target),
+        "ensemble": against_truth(scores.prediction),
+        "teachers": {name: against_truth(answers[:, index]) for index, name in enumerate(teachers)},
+        "n_test": len(test),
+    }
+
+
 def prediction_table(scores: Scores, corpus: Corpus) -> pd.DataFrame:
     """One row a pair: ``pair_id, split``, then ``<column>_target``, ``_prediction`` and ``_std`` for every question and
-    for ``t_pas`` and ``t_sas``; a snapped ensemble adds ``<question>_raw``. Undefined cells are null.
+    for ``t_pas`` and ``t_sas``; a snapped ensemble adds ``<question>_raw``, a corpus with known truth
+    ``<question>_truth``. Undefined cells are null.
     """
     columns: dict[str, Any] = {"pair_id": corpus.pairs["pair_id"].to_numpy(), "split": scores.split.assignment}
     for index, question in enumerate(corpus.protocol.ids):
@@ -140,6 +177,8 @@ def prediction_table(scores: Scores, corpus: Corpus) -> pd.DataFrame:
         columns[f"{question}_std"] = scores.std[:, index]
         if scores.snapped:
             columns[f"{question}_raw"] = scores.raw[:, index]
+        if corpus.truth is not None:
+            columns[f"{question}_truth"] = corpus.truth[:, index]
     for axis, (target, prediction, std) in axis_columns(scores, corpus.protocol).items():
         columns |= {f"{axis}_target": target, f"{axis}_prediction": prediction, f"{axis}_std": std}
     return pd.DataFrame(columns)

@@ -62,8 +62,10 @@ class WandbTracker(Tracker):
         return WandbLogger(experiment=self.run, prefix=f"seed-{seed}")
 
     def note(self, facts: Mapping[str, Any]) -> None:
-        """Added to the W&B config under ``used``."""
+        """Added to the W&B config under ``used``; encoders, stand-ins and simulated teachers are tags too."""
         self.run.config.update({"used": dict(facts)})
+        kinds = [key.replace("_", "-") for key in ("stand_in", "simulated_teachers") if facts.get(key)]
+        self.run.tags = tuple(dict.fromkeys([*self.run.tags, *(_tag(name) for name in facts["encoders"]), *kinds]))
 
     def results(self, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], figures: Sequence[Path]) -> None:
         """Logs a table, summary values and images; an undefined number is left out of the summary."""
@@ -91,7 +93,7 @@ def tracking(
         config: which logger, and how W&B runs.
         folder: the job's folder; everything is written below it.
         settings: the resolved config, plain containers.
-        tags: W&B tags (encoder, teachers, head, stand-ins).
+        tags: W&B tags (encoder, teachers, head); :meth:`Tracker.note` adds the encoders really used.
         group: W&B group, the sweep; ``None`` for a single run.
         name: name of the run.
 
@@ -118,7 +120,7 @@ def tracking(
         entity=config.entity,
         dir=str(folder),
         config=dict(settings),
-        tags=[tag[:64] for tag in tags],
+        tags=[_tag(tag) for tag in tags],
         group=group,
         name=name,
         mode=mode,
@@ -130,6 +132,11 @@ def tracking(
         failed = False
     finally:
         run.finish(exit_code=int(failed))
+
+
+def _tag(text: str) -> str:
+    """W&B takes tags of 1 to 64 characters."""
+    return text[:64] or "-"
 
 
 def _wandb_mode(asked: str) -> Any:

@@ -10,7 +10,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from bcs_lab.catalogue import choices, config_dir
-from bcs_lab.config import EmbedConfig, ExportConfig, TrainConfig, parse
+from bcs_lab.config import ENCODER_GROUPS, EmbedConfig, ExportConfig, ShowConfig, TrainConfig, parse
+from bcs_lab.encoders import encoder_spec, list_encoders
 from bcs_lab.errors import ConfigError
 from bcs_lab.launch import resolve
 
@@ -52,6 +53,7 @@ GROUPS = ("corpus", "encoder", "consensus", "split", "head", "optim", "trainer",
 NEEDED = {
     "corpus=manifest": ["corpus.root=x"],
     "corpus=bundle": ["corpus.root=x"],
+    "corpus=simulated": ["corpus.images=x"],
     "encoder=timm": ["encoder.name=resnet18"],
     "encoder=open_clip": ["encoder.name=ViT-B-32"],
     "encoder=transformers": ["encoder.name=some/model@v1"],
@@ -104,6 +106,36 @@ def test_encoder_names_and_stand_ins() -> None:
     assert stored.only_stored
 
 
+def test_options_of_an_encoder_need_no_plus() -> None:
+    config = parse(TrainConfig, settings("encoder=fusion", "encoder.options.dinov3.pooling=cls"))
+    assert config.encoder.given_options == {"dinov3": {"pooling": "cls"}}
+    generic = parse(TrainConfig, settings("encoder=timm", "encoder.name=resnet18", "encoder.options.timm.source=/x"))
+    assert generic.encoder.given_options == {"timm:resnet18": {"source": "/x"}}
+
+
+@pytest.mark.parametrize("name", choices("encoder"))
+def test_options_offered_are_options_of_the_encoder(name: str) -> None:
+    """The settings shown in a config are those its encoders take."""
+    config = parse(TrainConfig, settings(f"encoder={name}", *NEEDED.get(f"encoder={name}", []))).encoder
+    for key, options in config.options.items():
+        spec = encoder_spec(key if key in list_encoders() else f"{key}:model")
+        assert set(options) == set(spec.options), key
+
+
+def test_a_label_cannot_claim_other_encoders() -> None:
+    with pytest.raises(ConfigError, match="encoder=siglip"):
+        parse(TrainConfig, settings("encoder.name=siglip")).encoder.check_name()
+    fewer = parse(TrainConfig, settings("encoder.names=[lowlevel]")).encoder
+    fewer.check_name()
+    assert fewer.label == "lowlevel"
+    assert parse(TrainConfig, settings("encoder=fusion")).encoder.label == "fusion"
+
+
+@pytest.mark.parametrize("group", ENCODER_GROUPS)
+def test_encoder_groups_are_those_of_the_configs(group: str) -> None:
+    assert parse(TrainConfig, settings(f"encoder={group}")).encoder.names == ENCODER_GROUPS[group]
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -119,7 +151,14 @@ def test_encoder_names_and_stand_ins() -> None:
         (["consensus.weight=median"], ["consensus.weight", "variance"]),
         (["optim.lr=0"], ["optim.lr"]),
         (["corpus.on_bad_row=ignore"], ["corpus.on_bad_row", "skip"]),
-        (["teachers=2.5"], ["teachers"]),
+        (["corpus=demo", "corpus.size=large"], ["corpus.size", "'small' or 'paper'"]),
+        (["corpus=demo", "corpus.seed=-1"], ["corpus.seed"]),
+        (["corpus=simulated", "corpus.images=x", "corpus.per_image=0"], ["corpus.per_image"]),
+        (["+corpus.size=small"], ["corpus", "size is a setting of corpus=demo, not of corpus=brainbank"]),
+        (["corpus=demo", "+corpus.images=x"], ["images is a setting of corpus=simulated, not of corpus=demo"]),
+        (["teachers=2.5"], ["1 config problem(s)", "teachers", "2.5"]),
+        (["trainer.precision=foo"], ["trainer.precision", "bf16-mixed"]),
+        (["encoder=lowlevel", "+encoder.options.lowlvl.foo=1"], ["encoder", "lowlvl", "lowlevel"]),
         (["trainer.max_epochs=0", "optim.lr=-1"], ["2 config problem(s)", "trainer.max_epochs", "optim.lr"]),
     ],
 )
@@ -138,3 +177,5 @@ def test_other_tasks_compose() -> None:
     parse(EmbedConfig, settings("corpus.root=x", name="embed"))
     export = parse(ExportConfig, settings("corpus.root=x", "out=y", "encoders=[lowlevel]", name="corpus_export"))
     assert export.encoders == ["lowlevel"]
+    show = parse(ShowConfig, settings(name="corpus_show"))
+    assert (show.corpus.kind, show.corpus.size, show.n, show.out) == ("demo", "small", 12, None)

@@ -150,8 +150,41 @@ def test_an_unwritable_folder_is_named(task: list[Any], tmp_path: Path, capsys: 
     (tmp_path / "file").write_text("")
     assert launch(FAKE, ["seeds=[1]", f"hydra.run.dir={tmp_path / 'file' / 'run'}"]) == 2
     error = capsys.readouterr().err
-    assert "cannot write" in error
+    assert "cannot use" in error
     assert "hydra.run.dir" in error
+
+
+@pytest.mark.parametrize("target", ["file", "x" * 300])
+def test_a_run_folder_that_cannot_be_made_is_named(
+    task: list[Any], tmp_path: Path, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for override in (["hydra.run.dir="], ["-m", "hydra.sweep.dir="]):
+        arguments = [*override[:-1], "seeds=[1]", f"{override[-1]}{tmp_path / target}"]
+        assert launch(FAKE, arguments) == 2
+        error = capsys.readouterr().err
+        assert "cannot use" in error
+        assert "Traceback" not in error
+    assert not task
+
+
+def test_an_experiment_without_m_is_refused(task: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch(FAKE, ["experiment=table6"]) == 2
+    assert "add -m" in capsys.readouterr().err
+    assert not task
+
+
+def test_a_finished_run_is_repeated_when_its_corpus_has_changed(task: list[Any], tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "manifest.csv").write_text("a")
+    arguments = ["seeds=[1]", "corpus=manifest", f"corpus.root={corpus}", f"hydra.run.dir={tmp_path / 'run'}"]
+    for calls in (1, 1):
+        assert launch(FAKE, arguments) == 0
+        assert len(task) == calls
+    (corpus / "manifest.csv").write_text("ab")
+    assert launch(FAKE, arguments) == 0
+    assert len(task) == 2
 
 
 def test_paths_do_not_depend_on_hydras_working_folder(task: list[Any], tmp_path: Path) -> None:

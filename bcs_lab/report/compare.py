@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, PackageLoader, select_autoescape
 
+from bcs_lab.config import ENCODER_GROUPS
 from bcs_lab.errors import RunError
 from bcs_lab.files import read_json, write_text
 from bcs_lab.report import figures
@@ -30,8 +32,7 @@ from bcs_lab.report.table import (
     text_table,
 )
 
-# Overrides that say where or how a job ran, not what it computed.
-_SILENT_KEYS = ("experiment", "hydra.", "logger", "store", "force")
+log = logging.getLogger(__name__)
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
@@ -96,16 +97,21 @@ def _settings(folder: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def encoder_label(used: Sequence[str]) -> str:
+    """A short name for the encoders really used; whether any stands in is always part of it."""
+    if len(used) == 1:
+        return used[0]
+    names = [name.split(" (stand-in ")[0] for name in used]
+    group = next((group for group, members in ENCODER_GROUPS.items() if members == names), "+".join(names))
+    return f"{group} (stand-ins)" if names != list(used) else group
+
+
 def run_parts(metrics: dict[str, Any], settings: dict[str, Any], record: dict[str, Any]) -> dict[str, str]:
     """What tells one run from another, each in a few words; a stand-in or simulated teachers always show."""
     presets = [item.removeprefix("preset=") for item in record.get("overrides", []) if item.startswith("preset=")]
     seeds = [str(member.get("seed")) for member in metrics.get("members", [])]
     used = metrics["encoders"]
-    encoder = used[0]
-    if len(used) > 1:
-        encoder = (
-            f"{settings.get('encoder', {}).get('name', 'fusion')}{' (stand-ins)' if metrics.get('stand_in') else ''}"
-        )
+    encoder = encoder_label(used)
     fold = f" {settings.get('split', {}).get('fold')}" if metrics["split"] == "kfold" else ""
     teachers = metrics["teachers"]
     return {
@@ -116,7 +122,7 @@ def run_parts(metrics: dict[str, Any], settings: dict[str, Any], record: dict[st
         "head": metrics["head"],
         "weights": f"{settings.get('consensus', {}).get('weight', 'variance')} weights",
         "split": f"split {metrics['split']}{fold}",
-        "corpus": f"corpus {settings.get('corpus', {}).get('kind', '?')}",
+        "corpus": f"corpus {record.get('corpus') or settings.get('corpus', {}).get('kind', '?')}",
         "optim": f"lr {settings.get('optim', {}).get('lr')}",
         "seeds": f"seed {'+'.join(seeds)}" if len(seeds) < 3 else f"{len(seeds)} seeds",
     }
@@ -135,7 +141,7 @@ def _label_runs(parts: Sequence[Mapping[str, str]]) -> tuple[list[str], str]:
     elif "names" in varying and "teachers" in varying:
         varying.remove("teachers")
     labelled = [key for key in parts[0] if key in varying or key == "encoder"]
-    labels = [" · ".join(entry[key] for key in labelled) for entry in parts]
+    labels = [" · ".join(entry[key] for key in labelled if entry[key]) for entry in parts]
     common = [key for key in parts[0] if len({entry[key] for entry in parts}) == 1]
     shared = ", ".join(parts[0][key] for key in common if key not in {"preset", "encoder", "optim", "names"})
     return labels, f"All runs: {shared}." if len(parts) > 1 else f"Run: {shared}."
@@ -146,7 +152,16 @@ def collect(folders: Sequence[Path]) -> tuple[list[Row], str]:
 
     The rows are the runs, their baselines (each once a set of targets), and the paper's Table 6.
     """
-    loaded = [load_run(folder) for folder in find_runs(folders)]
+    loaded, damaged = [], []
+    for folder in find_runs(folders):
+        try:
+            loaded.append(load_run(folder))
+        except RunError as error:
+            damaged.append(str(error))
+    if not loaded:
+        raise RunError("\n".join(damaged))
+    for message in damaged:
+        log.warning("left out: %s", message)
     labels, shared = _label_runs([parts for _, parts, _ in loaded])
     runs = _distinct_labels([replace(row, label=label) for (row, _, _), label in zip(loaded, labels, strict=True)])
     targets = {_targets(row) for row in runs}

@@ -133,7 +133,8 @@ def comparison(rows: Sequence[Row]) -> Figure:
             axes.set_title(name)
             axes.set_xlabel("Pearson correlation with the consensus")
             axes.grid(axis="y", visible=False)
-        panels[0].set_yticks(range(len(shown)), [row.label for row in reversed(shown)], color=INK)
+        labels = [row.label if len(row.label) <= 64 else f"{row.label[:63]}…" for row in reversed(shown)]
+        panels[0].set_yticks(range(len(shown)), labels, color=INK)
         panels[0].set_ylim(-0.7, len(shown) - 0.3)
     return figure
 

@@ -51,5 +51,6 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     )
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     print(f"{target}: {len(corpus)} pairs, {', '.join(part.name for part in embeddings)}, {size / 1e6:.1f} MB")
-    print(f"Train on it with: bcs train corpus=bundle corpus.root={target} encoder.names=[{embeddings[0].name}]")
+    names = ",".join(part.name for part in embeddings)
+    print(f"Train on it with: bcs train corpus=bundle corpus.root={target} encoder.names=[{names}] teachers=all")
     return {"corpus": corpus.name, "encoders": [part.name for part in embeddings], "bundle": str(target)}

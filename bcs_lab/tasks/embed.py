@@ -34,6 +34,9 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
         print(f"{summary}\nTrain on them with: encoder=stored encoder.names=[{config.encoder.name}]")
         return {"corpus": corpus.name, "encoders": [config.encoder.name], "skipped": len(corpus.skipped)}
 
+    if config.path is not None:
+        raise ConfigError("path: only source=npz reads a file; add source=npz, or leave path out")
+    config.encoder.check_name()
     corpus = open_corpus(config.corpus, start)
     corpus, embeddings = embed(corpus, config.encoder, store)
     if corpus.skipped:

@@ -18,6 +18,9 @@ def open_corpus(config: CorpusConfig, base: Path, *, need_images: bool = True) -
         base: folder that a relative root starts at.
         need_images: whether an encoder may have to look at the images; if not, they may be absent.
     """
+    folders = {
+        key: absolute(value, base) for key, value in (("images", config.images), ("cache", config.cache)) if value
+    }
     return load_corpus(
         config.kind,
         absolute(config.root, base),
@@ -25,6 +28,7 @@ def open_corpus(config: CorpusConfig, base: Path, *, need_images: bool = True) -
         on_bad_row=config.on_bad_row,
         max_image_pixels=config.max_image_pixels,
         need_images=need_images,
+        **{**config.extra, **folders},
     )
 
 
@@ -50,7 +54,7 @@ def embed(
         corpus,
         names or config.names,
         store=store,
-        options=config.options,
+        options=config.given_options,
         stand_in=config.stand_in,
         device=config.device,
         batch_size=config.batch_size,

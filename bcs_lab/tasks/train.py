@@ -21,8 +21,17 @@ from bcs_lab.consensus import agreement_weight, consensus, select_teachers, teac
 from bcs_lab.corpus import Corpus, write_skipped
 from bcs_lab.embeddings import PairEmbeddings
 from bcs_lab.errors import CorpusError, Problem, listing
-from bcs_lab.files import write_text
-from bcs_lab.results import Scores, evaluate_parts, prediction_table, report, result_rows, summary_line, write_results
+from bcs_lab.files import write_json, write_text
+from bcs_lab.results import (
+    Scores,
+    evaluate_parts,
+    evaluate_truth,
+    prediction_table,
+    report,
+    result_rows,
+    summary_line,
+    write_results,
+)
 from bcs_lab.split import Split, concept_key, make_split
 from bcs_lab.tasks.inputs import embed, open_corpus, open_store
 from bcs_lab.tracking import Tracker, tracking
@@ -63,9 +72,10 @@ class Prepared:
 def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     """Entry of the command line: check the settings, train below the mirror, print the table."""
     config = parse(TrainConfig, values)
+    config.encoder.check_name()
     prepared = prepare(config, start)
     wanted = config.teachers if isinstance(config.teachers, list) else [str(config.teachers)]
-    tags = [config.encoder.name, f"teachers-{'+'.join(wanted)}", config.head.name]
+    tags = [config.encoder.label, f"teachers-{'+'.join(wanted)}", config.head.name]
     sweep = out.parent.name if (out.parent / "multirun.yaml").is_file() else None
     name = f"{sweep}-{out.name}" if sweep else out.name
     with tracking(config.logger, out, settings=values, tags=tags, group=sweep, name=name) as tracker:
@@ -180,6 +190,8 @@ def train(
         "split": split.scheme,
         "wall_s": round(time.monotonic() - started, 3),
     }
+    if corpus.truth is not None:
+        write_json(out / "truth.json", evaluate_truth(scores, answers, teachers, corpus.truth, corpus, config) | used)
     ensemble.metrics = {key: metrics[key] for key in ("ensemble", "ci95", "n")}
     predictions = prediction_table(scores, corpus)
     predictions.attrs.update(used)  # travels in the Parquet file

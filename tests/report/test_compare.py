@@ -123,6 +123,20 @@ def test_damaged_metrics_are_named(tmp_path: Path, content: str) -> None:
         compare([tmp_path], tmp_path)
 
 
+def test_a_damaged_run_does_not_hide_the_good_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fake_run(tmp_path / "0")
+    fake_run(tmp_path / "1", head="coral")
+    (tmp_path / "1" / "metrics.json").write_text("{")
+    assert "lowlevel" in compare([tmp_path], tmp_path)
+    assert str(Path("1") / "metrics.json") in caplog.text
+
+
+def test_a_name_that_was_not_used_is_no_label(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "0", encoders=["efficientnet_lite2", "efficientnet_lite0", "lowlevel"])
+    (folder / "config.yaml").write_text("encoder: {name: siglip}")
+    assert compare([tmp_path], tmp_path).splitlines()[2].startswith("embedded ")
+
+
 def test_no_run_and_no_folder(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"no metrics\.json"):
         compare([tmp_path], tmp_path)

@@ -243,6 +243,11 @@ def test_missing_weights_are_an_error_on_ones_own_corpus(
     assert "Traceback" not in error
 
 
+def test_a_device_that_is_not_there_is_an_error(bcs: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert bcs("train", *FAST, "trainer.accelerator=mps") == 2
+    assert "trainer.accelerator=mps" in capsys.readouterr().err
+
+
 def test_one_concept_cannot_be_split(
     bcs: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
