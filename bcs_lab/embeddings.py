@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -86,6 +86,12 @@ class ImportSummary:
     unchanged: int
     replaced: int
 
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {_count(self.pairs, 'pair')} of {_count(self.dim, 'value')} "
+            f"({self.added} new, {self.unchanged} unchanged, {self.replaced} replaced)"
+        )
+
 
 def canonical(vectors: np.ndarray) -> np.ndarray:
     """Float32 unit rows, rounded to float16 first.
@@ -130,7 +136,7 @@ def pair_embeddings(
         The corpus, without the pairs of broken images under ``on_bad_row=skip``, and one item a name.
 
     Raises:
-        EncoderError: a name is unknown, or its embeddings cannot be had.
+        EncoderError: names are unknown, or their embeddings cannot be had; lists every one, and nothing is computed.
         CorpusError: images are missing or broken under ``on_bad_row=error``; lists every one. What could be embedded is
             in the store by then.
         StoreError: the store cannot be read or written.
@@ -140,8 +146,9 @@ def pair_embeddings(
     repeated = sorted({name for name in names if list(names).count(name) > 1})
     if repeated:
         raise EncoderError(f"Expected each encoder once but got {', '.join(repeated)} more than once.")
-    for name in names:
-        _check_known(name, corpus, store)
+    if not only_stored:
+        # Before a good name's weights are fetched, which may take minutes.
+        _all_or_error(names, lambda name: _check_known(name, corpus, store))
     if store is None:
         with tempfile.TemporaryDirectory() as folder:
             return pair_embeddings(
@@ -149,21 +156,47 @@ def pair_embeddings(
                 batch_size=batch_size, dtype=dtype, progress=progress, only_stored=only_stored,
             )  # fmt: skip
     job = _Job(corpus, store, options or {}, stand_in or {}, device, batch_size, dtype, progress, only_stored)
-    found = [job.resolve(name) for name in names]
-    return job.finish(found)
+    found = _all_or_error(names, job.resolve)
+    filled: list[PairEmbeddings | _Pending] = []
+    while found:
+        # Taken off the list, so that a network's memory is free again before the next one computes.
+        item = found.pop(0)
+        filled.append(job.fill(item) if isinstance(item, _Loaded) else item)
+    return job.finish(filled)
+
+
+_T = TypeVar("_T")
+
+
+def _all_or_error(names: Sequence[str], work: Callable[[str], _T]) -> list[_T]:
+    """``work`` of every name; one error that lists those of all names that have one."""
+    done, errors = [], []
+    for name in names:
+        try:
+            done.append(work(name))
+        except EncoderError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        parts = "\n".join("- " + str(error).replace("\n", "\n  ") for error in errors)
+        raise EncoderError(f"{len(errors)} of {len(names)} encoders cannot be had:\n{parts}") from errors[0]
+    return done
 
 
 def stored_names(store: EmbeddingStore, corpus: Corpus) -> list[str]:
     """Names under which embeddings of all of the corpus' pairs were imported, in alphabetical order."""
-    names = {str(item["name"]): item for item in store.fingerprints() if item.get("library") == IMPORTED}
     keys = _import_keys(corpus)
-    return [name for name in sorted(names) if store.get(names[name], keys)[1].all()]
+    return sorted({name for name, item in _imports(store) if store.get(item, keys)[1].all()})
 
 
 def import_npz(
     corpus: Corpus, path: str | Path, name: str, store: EmbeddingStore, overwrite: bool = False
 ) -> ImportSummary:
     """Put embeddings computed elsewhere into the store, tied to the corpus' pairs.
+
+    Other pairs may have the same ids and relative paths, so the vectors are also tied to the corpus' folder, or to the
+    corpus' name where it has no folder of images (bundles, brainbank). A folder that was moved needs a new import.
 
     Args:
         corpus: whose pairs the file describes; its images may be absent.
@@ -184,8 +217,8 @@ def import_npz(
     vectors = normalise(np.concatenate([reference, reconstruction]))
     dim = vectors.shape[1]
     fingerprint = {"library": IMPORTED, "name": name, "model": f"{IMPORTED}-{name}", "dim": dim}
-    for other in store.fingerprints():
-        if other.get("library") == IMPORTED and other.get("name") == name and other.get("dim") != dim:
+    for taken, other in _imports(store):
+        if taken == name and other.get("dim") != dim:
             raise StoreError(
                 f"{path}: its vectors have {dim} values, those stored under {name!r} have {other.get('dim')}; choose "
                 "another encoder.name."
@@ -207,10 +240,7 @@ def import_npz(
     if len(write):
         store.put(fingerprint, [keys[i] for i in write], vectors[write])
     summary = ImportSummary(name, n, dim, int((~equal & ~changed).sum()), int(equal.sum()), int(changed.sum()))
-    logger.info(
-        "imported %s from %s: %d pairs of %d values (%d new, %d unchanged, %d replaced)",
-        name, path, n, dim, summary.added, summary.unchanged, summary.replaced,
-    )  # fmt: skip
+    logger.info("imported from %s: %s", path, summary)
     return summary
 
 
@@ -229,8 +259,8 @@ class _Job:
         self.progress, self.only_stored = progress, only_stored
         self._hashed: _Images | None = None
 
-    def resolve(self, name: str) -> PairEmbeddings | _Pending:
-        """Find or compute one encoder's vectors, with a stand-in where that is allowed."""
+    def resolve(self, name: str) -> PairEmbeddings | _Pending | _Loaded:
+        """Find one encoder's vectors, or load what computes them; with a stand-in where that is allowed."""
         try:
             return self._own(name)
         except EncoderError as error:
@@ -248,7 +278,7 @@ class _Job:
                 raise EncoderError(f"{error}\nIts stand-in {other!r} cannot be had either: {second}") from second
             return replace(own, name=name, label=f"{name} (stand-in {other})", stand_in=other)
 
-    def _own(self, name: str) -> PairEmbeddings | _Pending:
+    def _own(self, name: str) -> PairEmbeddings | _Pending | _Loaded:
         shipped = self.corpus.shipped.get(name)
         if shipped is not None:
             if self._agrees(name, shipped.fingerprint):
@@ -265,11 +295,12 @@ class _Job:
         imported = self._imported(name)
         if imported is not None:
             return imported
-        if name not in list_encoders() and ":" not in name:
-            raise EncoderError(self._absent(name))
-        if self.corpus.root is None:
-            raise EncoderError(self._absent(name))
-        return self._from_images(name)
+        if self.corpus.root is None or not _is_encoder(name):
+            raise EncoderError(_absent(name, self.corpus, self.store))
+        if self.only_stored:
+            return self._stored(name)
+        encoder = load_encoder(name, options=self.options.get(name), device=self.device, dtype=self.dtype)
+        return _Loaded(name, name, None, encoder)
 
     def _wanted(self, name: str) -> dict[str, Any]:
         """Options that a fingerprint answers for."""
@@ -282,8 +313,8 @@ class _Job:
     def _imported(self, name: str) -> PairEmbeddings | None:
         keys = _import_keys(self.corpus)
         n = len(self.corpus)
-        for fingerprint in self.store.fingerprints():
-            if fingerprint.get("library") != IMPORTED or fingerprint.get("name") != name:
+        for imported, fingerprint in _imports(self.store):
+            if imported != name:
                 continue
             vectors, present = self.store.get(fingerprint, keys)
             if present.all():
@@ -292,23 +323,7 @@ class _Job:
                 return PairEmbeddings(
                     name, name, None, {**fingerprint, "data": f"sha256:{data}"}, vectors, rows[:n], rows[n:]
                 )
-            if present.any():
-                logger.warning(
-                    "%s was imported for %d of the %d pairs of corpus %s only; import it for all of them",
-                    name, int((present[:n] & present[n:]).sum()), n, self.corpus.name,
-                )  # fmt: skip
         return None
-
-    def _absent(self, name: str) -> str:
-        ships = ", ".join(self.corpus.shipped) or "none"
-        imported = ", ".join(stored_names(self.store, self.corpus)) or "none"
-        why = "has no images to compute it from" if self.corpus.root is None else "holds none of that name"
-        return (
-            f"Embeddings of encoder {name!r} cannot be had: corpus {self.corpus.name!r} {why}. "
-            f"It ships: {ships}. Imported for its pairs: {imported}. "
-            "Choose one of these (encoder=stored encoder.names=[NAME]), bring in embeddings (bcs embed source=npz "
-            f"path=FILE encoder.name=NAME), or use a corpus with images (corpus=manifest corpus.root=DIR)."
-        )
 
     # --- from images -------------------------------------------------------------------------------------------------
 
@@ -319,22 +334,22 @@ class _Job:
             self._hashed = _hash_images(self.corpus)
         return self._hashed
 
-    def _from_images(self, name: str) -> _Pending:
-        if self.only_stored:
-            return self._stored(name)
-        options = self.options.get(name)
-        encoder = load_encoder(name, options=options, device=self.device, dtype=self.dtype)
+    def fill(self, loaded: _Loaded) -> _Pending:
+        """Vectors of all distinct images, from the store or computed."""
+        encoder = loaded.encoder
         images, begun = self.images, time.monotonic()
         filled = self.store.fill(
-            encoder.fingerprint, images.keys, lambda todo: self._compute(encoder, todo), label=name
+            encoder.fingerprint, images.keys, lambda todo: self._compute(encoder, todo), label=encoder.name
         )
         seconds = time.monotonic() - begun
         logger.info(
             "%s: %d image slots, %d distinct images, %d from the store, %d embedded in %.1f s (%.1f images/s)",
-            name, 2 * len(self.corpus), len(images.keys), filled.hits, filled.computed, seconds,
+            encoder.name, 2 * len(self.corpus), len(images.keys), filled.hits, filled.computed, seconds,
             filled.computed / seconds if seconds > 0 else 0.0,
         )  # fmt: skip
-        return _Pending(name, name, None, encoder.fingerprint, filled.embeddings, filled.present)
+        return _Pending(
+            loaded.name, loaded.label, loaded.stand_in, encoder.fingerprint, filled.embeddings, filled.present
+        )
 
     def _stored(self, name: str) -> _Pending:
         """Vectors of an earlier run, without loading the encoder."""
@@ -369,7 +384,7 @@ class _Job:
         batches = [todo[i : i + self.batch_size] for i in range(0, len(todo), self.batch_size)]
         show = self.progress and sys.stderr.isatty()
         if not show:
-            logger.info("%s: embedding %d images on %s", encoder.name, len(todo), self.device)
+            logger.info("%s: embedding %s on %s", encoder.name, _count(len(todo), "image"), encoder.device)
         from tqdm import tqdm
 
         with (
@@ -417,12 +432,15 @@ class _Job:
         if problems:
             if corpus.on_bad_row != "skip":
                 raise CorpusError(
-                    f"{len(problems)} images of corpus {corpus.name!r} cannot be used ({int(bad.sum())} pairs); mend "
-                    f"them, or leave their pairs out with corpus.on_bad_row=skip:\n{listing(problems, 500)}"
+                    f"{_count(len(problems), 'image')} of corpus {corpus.name!r} cannot be used "
+                    f"({_count(int(bad.sum()), 'pair')}); mend what is listed, or leave these pairs out with "
+                    f"corpus.on_bad_row=skip:\n{listing(problems, 500)}"
                 )
             if bad.all():
                 raise CorpusError(f"No pair of corpus {corpus.name!r} has two usable images:\n{listing(problems)}")
-            logger.warning("%d pairs left out because of broken images:\n%s", int(bad.sum()), listing(problems, 10))
+            logger.warning(
+                "%s left out because of broken images:\n%s", _count(int(bad.sum()), "pair"), listing(problems, 10)
+            )
             corpus = replace(corpus.subset(~bad), skipped=[*corpus.skipped, *problems])
         kept = np.array(
             [slots for slots, left_out in zip(images.slots, bad, strict=True) if not left_out], dtype=np.int64
@@ -441,6 +459,16 @@ class _Job:
             else:
                 result.append(replace(item, reference=item.reference[~bad], reconstruction=item.reconstruction[~bad]))
         return corpus, result
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """An encoder that is ready to compute."""
+
+    name: str
+    label: str
+    stand_in: str | None
+    encoder: FrozenEncoder
 
 
 @dataclass(frozen=True)
@@ -520,17 +548,62 @@ def _problem(corpus: Corpus, pair: int, message: str) -> Problem:
 # --- imported embeddings ---------------------------------------------------------------------------------------------
 
 
-def _check_known(name: str, corpus: Corpus, store: EmbeddingStore | None) -> None:
-    """Unknown names are reported before anything is computed."""
-    if name in corpus.shipped:
-        return
-    imported = [] if store is None else [str(f["name"]) for f in store.fingerprints() if f.get("library") == IMPORTED]
-    if name in imported:
-        return
+def _imports(store: EmbeddingStore) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and fingerprint of everything imported, for whichever corpus."""
+    for fingerprint in store.fingerprints():
+        if fingerprint.get("library") == IMPORTED:
+            yield str(fingerprint.get("name")), fingerprint
+
+
+def _is_encoder(name: str) -> bool:
     try:
         encoder_spec(name)
     except EncoderError:
-        raise EncoderError(unknown_encoder(name, [*corpus.shipped, *sorted(set(imported))])) from None
+        return False
+    return True
+
+
+def _check_known(name: str, corpus: Corpus, store: EmbeddingStore | None) -> None:
+    """Raise an error for a name that is neither an encoder nor shipped nor imported, for whichever corpus."""
+    if name in corpus.shipped or _is_encoder(name):
+        return
+    if store is not None and any(imported == name for imported, _ in _imports(store)):
+        return
+    here = [] if store is None else stored_names(store, corpus)
+    raise EncoderError(unknown_encoder(name, [*corpus.shipped, *here]))
+
+
+def _absent(name: str, corpus: Corpus, store: EmbeddingStore) -> str:
+    """Why embeddings that nothing here can compute are not there, and which ones are."""
+    if _is_encoder(name):
+        why = "has no images to compute it from"
+    else:
+        why = f"has none of that name; {_import_state(name, corpus, store)}"
+    ships, imported = ", ".join(corpus.shipped), ", ".join(stored_names(store, corpus))
+    choose = "Choose one of these (encoder=stored encoder.names=[NAME]), bring" if ships or imported else "Bring"
+    # A built-in encoder's name cannot be given to an import.
+    bring = "NAME" if _is_encoder(name) else name
+    return (
+        f"Embeddings of encoder {name!r} cannot be had: corpus {corpus.name!r} {why}. "
+        f"It ships: {ships or 'none'}. Imported for its pairs: {imported or 'none'}. "
+        f"{choose} in embeddings (bcs embed source=npz path=FILE encoder.name={bring})"
+        + (", or use a corpus with images (corpus=manifest corpus.root=DIR)." if corpus.root is None else ".")
+    )
+
+
+def _import_state(name: str, corpus: Corpus, store: EmbeddingStore) -> str:
+    n, keys = len(corpus), _import_keys(corpus)
+    found = [item for imported, item in _imports(store) if imported == name]
+    if not found:
+        return "nothing is imported under it"
+    here = max(int((present[:n] & present[n:]).sum()) for _, present in (store.get(item, keys) for item in found))
+    if here:
+        return f"it is imported for {here} of the {_count(n, 'pair')} only; import it for all of them"
+    return "imported under that name for another corpus or folder; import it again for this one"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def _check_name(name: str) -> None:
@@ -545,9 +618,11 @@ def _check_name(name: str) -> None:
 
 
 def _import_keys(corpus: Corpus) -> list[bytes]:
-    """Keys of imported vectors, references first: tied to the pair, since the images may be absent."""
+    """Keys of imported vectors, references first: tied to corpus and pair, since the images may be absent."""
+    # Ids and relative paths recur in other folders, with other images behind them.
+    identity = ("name", corpus.name) if corpus.root is None else ("root", str(corpus.root.resolve()))
     columns = zip(
         corpus.pairs["pair_id"], corpus.pairs["reference_path"], corpus.pairs["reconstruction_path"], strict=True
     )
     rows = [tuple(map(str, row)) for row in columns]
-    return [hashlib.sha256(json.dumps([role, *row]).encode()).digest() for role in ROLES for row in rows]
+    return [hashlib.sha256(json.dumps([*identity, role, *row]).encode()).digest() for role in ROLES for row in rows]

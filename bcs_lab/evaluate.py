@@ -6,7 +6,6 @@ A statistic that is undefined is ``None``: fewer than two cells, or no spread. N
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +34,13 @@ Floats = NDArray[np.float64]
 
 
 def mae(prediction: ArrayLike, target: ArrayLike) -> float | None:
-    """Mean absolute error over the cells with a target (NaN is missing), ``None`` when there is none."""
+    """Mean absolute error over the cells with a target (NaN is missing), ``None`` when there is none.
+
+    >>> mae([0.5, 0.25, 0.9], [1.0, 0.25, float("nan")])
+    0.25
+    >>> mae([0.5], [float("nan")]) is None
+    True
+    """
     x, y = _cells(prediction, target)
     return float(np.abs(x - y).mean()) if len(x) else None
 
@@ -45,21 +50,26 @@ def pearson(prediction: ArrayLike, target: ArrayLike) -> float | None:
 
     ``None`` below two cells, and when one side is constant or so nearly constant that its range is at most one
     millionth of its largest magnitude: what is left then is rounding, not signal.
+
+    >>> round(pearson([0.1, 0.4, 0.9, 0.6], [0, 0.5, 1, 0.5]), 6)
+    0.970143
+    >>> pearson([0.1, 0.4, 0.9], [0.5, 0.5, 0.5]) is None
+    True
     """
     x, y = _cells(prediction, target)
     return _correlation(x, y) if _spread(x) and _spread(y) else None
 
 
 def spearman(prediction: ArrayLike, target: ArrayLike) -> float | None:
-    """Spearman correlation: Pearson of average ranks, which is right under ties. ``None`` as in :func:`pearson`."""
+    """Spearman correlation: Pearson of average ranks, which is right under ties. ``None`` as in :func:`pearson`.
+
+    >>> spearman([1, 2, 3], [0, 0.5, 1])
+    1.0
+    >>> spearman([1, 2, 3, 4], [0, 1, 0, 1]) == pearson([1, 2, 3, 4], [0, 1, 0, 1])
+    True
+    """
     x, y = _cells(prediction, target)
     return _correlation(_ranks(x), _ranks(y)) if _spread(x) and _spread(y) else None
-
-
-def mean_of_defined(values: Sequence[float | None]) -> tuple[float | None, int]:
-    """Mean over the values that are defined, and how many those are (to be shown as "2 of 3")."""
-    defined = [value for value in values if value is not None and math.isfinite(value)]
-    return (float(np.mean(defined)) if defined else None), len(defined)
 
 
 def _cells(prediction: ArrayLike, target: ArrayLike) -> tuple[Floats, Floats]:
@@ -158,6 +168,13 @@ def evaluate(prediction: NDArray[np.floating], target: NDArray[np.floating], pro
 
     Raises:
         RunError: a prediction with a target is not finite.
+
+    >>> from bcs_lab.teachers.protocol import BCS12
+    >>> target = np.repeat([[0.0], [0.5], [1.0]], 12, axis=1)
+    >>> evaluate(target / 2 + 0.25, target, BCS12)["pas_mae"]
+    0.16666666666666666
+    >>> evaluate(np.full((3, 12), 0.5), target, BCS12)["pas_r"] is None
+    True
     """
     out: Metrics = {}
     for level, (x, y, _) in _levels(prediction, target, protocol).items():

@@ -10,31 +10,27 @@ if TYPE_CHECKING:
 
 
 def feature_dim(dims: Iterable[int]) -> int:
-    """Length of the fused feature vector for encoders of these embedding sizes (9,219 for three of 768)."""
+    """Length of the fused feature vector for encoders of these embedding sizes (9,219 for three of 768).
+
+    >>> feature_dim([768, 768, 768])
+    9219
+    >>> feature_dim([2])
+    9
+    """
     return sum(4 * dim + 1 for dim in dims)
 
 
-def pair_features(reference: Tensor, reconstruction: Tensor) -> Tensor:
-    """Features of one encoder: ``[ref, rec, |ref - rec|, ref * rec, <ref, rec>]`` (eqs. 15 and 25).
-
-    Args:
-        reference: [n, dim] L2-normalised embeddings of the references.
-        reconstruction: [n, dim] of the reconstructions, in the same order.
-
-    Returns:
-        [n, 4 * dim + 1]; the last column is the cosine, since the embeddings have length one.
-    """
-    return fused_features([(reference, reconstruction)])
-
-
 def fused_features(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Features of several encoders, concatenated in their order (eq. 16).
+    """Features of one or more encoders, concatenated in their order (eq. 16).
+
+    Those of one encoder are ``[ref, rec, |ref - rec|, ref * rec, <ref, rec>]`` (eqs. 15 and 25); the last is the
+    cosine, since the embeddings have length one.
 
     Written straight into one buffer: at the paper's size this is a fifth faster than joining the parts afterwards, and
     it needs no second copy. Frozen embeddings carry no gradient, and none flows through here.
 
     Args:
-        pairs: per encoder ``(reference [n, dim], reconstruction [n, dim])``.
+        pairs: per encoder ``(reference [n, dim], reconstruction [n, dim])``, L2-normalised, rows in the same order.
 
     Returns:
         [n, sum(4 * dim + 1)], without gradient.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import random
 import re
@@ -17,11 +18,15 @@ from numpy.typing import NDArray
 
 from bcs_lab.errors import ConfigError, SplitError
 
+logger = logging.getLogger(__name__)
+
 PARTS = ("train", "val", "test")
 SCHEMES = ("concept", "subject", "method", "pair", "kfold")
 
 #: Seeded draws of which the best-balanced one is kept where groups differ much in size.
 _DRAWS = 256
+#: Key of the group of pairs whose subject is unknown.
+_UNKNOWN_SUBJECT = "na"
 #: Spellings of "no subject is known", compared after folding.
 _NO_SUBJECT = frozenset({"", "na", "n/a", "nan", "none", "null", "unknown"})
 
@@ -95,6 +100,13 @@ def concept_key(name: str) -> str:
     Unifies case, Unicode form (NFKC), spaces, hyphens and underscores, and drops the five-digit prefix of THINGS
     folders: ``Aircraft Carrier``, ``aircraft-carrier`` and ``00001_aircraft_carrier`` are one concept. Other digits
     mean something: ``01``, ``747_airliner``, ``chest1`` and ``chest2`` stay themselves, as does ``NA``.
+
+    >>> concept_key("Aircraft Carrier")
+    'aircraft_carrier'
+    >>> concept_key("00001_aircraft-carrier")
+    'aircraft_carrier'
+    >>> concept_key("747_airliner")
+    '747_airliner'
     """
     return re.sub(r"^\d{5}_(?=.)", "", _fold(name))
 
@@ -106,7 +118,7 @@ def _fold(text: str) -> str:
 
 def _subject_key(name: str) -> str:
     key = _fold(name)
-    return "na" if key in _NO_SUBJECT else key
+    return _UNKNOWN_SUBJECT if key in _NO_SUBJECT else key
 
 
 _KEYS: dict[str, tuple[str, Callable[[str], str]]] = {
@@ -129,11 +141,11 @@ def make_split(
     """Assign every pair to train, val or test.
 
     ``concept`` shuffles concepts and cuts them at 0.70 and 0.85 of their number, exactly as the authors' code does for
-    the same pair ids. ``subject`` and ``method`` have few groups of very different sizes, so cutting their number would
-    give odd parts: of 256 seeded draws the one closest to the fractions *in pairs* is kept. Pairs without a subject
-    form one group, since two of them may show the same brain. ``kfold`` groups by concept, balances the folds in
-    pairs, tests on fold ``fold`` and validates on the next one; over all folds every pair is tested exactly once.
-    ``pair`` ignores groups, so concepts leak; it is there to measure by how much.
+    the same pair ids. ``subject`` and ``method`` have few groups of very different sizes, so cutting their number
+    would give odd parts: of 256 seeded draws the one closest to the fractions *in pairs* is kept. Pairs without a
+    subject form one group, since two of them may show the same brain, and a warning says how many. ``kfold`` groups by
+    concept, balances the folds in pairs, tests on fold ``fold`` and validates on the next one; over all folds every
+    pair is tested exactly once. ``pair`` ignores groups, so concepts leak; it is there to measure by how much.
 
     Args:
         pairs: the corpus' pairs; columns pair_id, method, subject, concept are used.
@@ -170,6 +182,14 @@ def make_split(
         needed = _checked_folds(folds, fold)
     if len(sizes) < needed:
         raise SplitError(_too_few(pairs, scheme, column, list(sizes), needed))
+
+    unknown = sizes.get(_UNKNOWN_SUBJECT, 0) if scheme == "subject" else 0
+    if unknown:
+        logger.warning(
+            "split=subject: %d of %d pairs have no known subject; they are kept together as one group, and may show "
+            "the same brains as pairs of the other groups",
+            unknown, len(ids),
+        )  # fmt: skip
 
     if scheme == "kfold":
         part_of = _kfold(sizes, int(seed), folds, fold)

@@ -112,6 +112,7 @@ def test_each_distinct_image_is_embedded_once(
     assert item.reference.dtype == item.reconstruction.dtype == np.int64
     assert item.reconstruction[0] == item.reconstruction[5]
     assert "12 image slots, 7 distinct images, 0 from the store, 7 embedded" in caplog.text
+    assert "siglip: embedding 7 images on cpu" in caplog.text
     encoder = recorder("siglip")
     for i in range(PAIRS):
         expected = encoder.embed([Image.open(corpus.reconstruction_file(i))])[0]
@@ -210,6 +211,16 @@ def test_pairs_of_broken_images_can_be_skipped(broken: Corpus, store: EmbeddingS
         assert np.linalg.norm(item.images, axis=1) == pytest.approx(1, abs=1e-6)
 
 
+def test_one_broken_image_is_singular(
+    corpus: Corpus, store: EmbeddingStore, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus.reconstruction_file(3).unlink()
+    with pytest.raises(CorpusError, match=r"^1 image of corpus 'test' cannot be used \(1 pair\);"):
+        pair_embeddings(corpus, ["siglip"], store=store)
+    pair_embeddings(replace(corpus, on_bad_row="skip"), ["siglip"], store=store)
+    assert "1 pair left out because of broken images" in caplog.text
+
+
 def test_no_pair_left_is_an_error(corpus: Corpus, store: EmbeddingStore, recorder: Recorder) -> None:
     for i in range(2):
         (corpus.root / f"ref{i}.png").write_bytes(b"")  # type: ignore[operator]
@@ -299,6 +310,24 @@ def test_unknown_and_repeated_names(corpus: Corpus, store: EmbeddingStore, recor
         pair_embeddings(corpus, ["clip", "clip"], store=store)
 
 
+def test_every_encoder_that_cannot_be_had_is_named_before_anything_is_computed(
+    corpus: Corpus, store: EmbeddingStore, recorder: Recorder
+) -> None:
+    recorder.missing = {"siglip", "dinov3"}
+    with pytest.raises(EncoderError) as caught:
+        pair_embeddings(corpus, ["siglip", "clip", "dinov3"], store=store)
+    assert str(caught.value) == (
+        "2 of 3 encoders cannot be had:\n"
+        "- The weights of encoder 'siglip' cannot be had.\n"
+        "- The weights of encoder 'dinov3' cannot be had."
+    )
+    assert recorder.seen == {}
+    with pytest.raises(EncoderError, match=r"^The weights of encoder 'siglip' cannot be had\.$"):
+        pair_embeddings(corpus, ["siglip", "clip"], store=store)
+    with pytest.raises(EncoderError, match=r"^2 of 2 encoders(.|\n)*'siglipp'(.|\n)*'clipp'"):
+        pair_embeddings(corpus, ["siglipp", "clipp"], store=store)
+
+
 # --- imports ---
 
 
@@ -334,9 +363,58 @@ def test_imported_embeddings(tmp_path: Path, store: EmbeddingStore) -> None:
     assert import_npz(corpus, path, "mine", store).unchanged == 6
     assert sorted(store.root.rglob("*.safetensors")) == files
     assert stored_names(store, corpus.subset(np.arange(6) < 3)) == ["mine"]
+    assert str(summary) == "mine: 6 pairs of 3 values (6 new, 0 unchanged, 0 replaced)"
     assert stored_names(store, corpus_of(None, [*IDS, "p99"])) == []
-    with pytest.raises(EncoderError, match="'mine' cannot be had"):
+    with pytest.raises(EncoderError, match=r"'mine' cannot be had.*for 6 of the 7 pairs only; import it for all"):
         pair_embeddings(corpus_of(None, [*IDS, "p99"]), ["mine"], store=store)
+
+
+def test_imports_belong_to_one_corpus(corpus: Corpus, tmp_path: Path, store: EmbeddingStore) -> None:
+    """Another folder, or another bundle, with the same ids and relative paths."""
+    again = r"imported under that name for another corpus or folder; import it again for this one"
+    path = write_npz(tmp_path / "mine.npz")
+    import_npz(corpus, path, "mine", store)
+    moved = tmp_path / "moved"
+    assert corpus.root is not None
+    shutil.copytree(corpus.root, moved)
+    link = tmp_path / "link"
+    link.symlink_to(corpus.root)
+    assert stored_names(store, corpus_of(link)) == ["mine"]
+    for only_stored in (False, True):
+        with pytest.raises(EncoderError, match=again) as caught:
+            pair_embeddings(corpus_of(moved), ["mine"], store=store, only_stored=only_stored)
+        assert "Imported for its pairs: none" in str(caught.value)
+    assert import_npz(corpus_of(moved), write_npz(tmp_path / "other.npz", seed=9), "mine", store).added == 6
+    assert not np.allclose(
+        *(rows(pair_embeddings(where, ["mine"], store=store)[1][0]) for where in (corpus, corpus_of(moved)))
+    )
+    import_npz(corpus_of(None), path, "shared", store)
+    with pytest.raises(EncoderError, match=again):
+        pair_embeddings(corpus_of(None, name="another"), ["shared"], store=store)
+
+
+def test_names_that_nothing_is_stored_under(corpus: Corpus, tmp_path: Path, store: EmbeddingStore) -> None:
+    bare = bundle("lowlevel")
+    import_npz(corpus, write_npz(tmp_path / "a.npz"), "elsewhere", store)
+    import_npz(bare, write_npz(tmp_path / "a.npz"), "theirs", store)
+    with pytest.raises(EncoderError) as caught:
+        pair_embeddings(bare, ["mine"], store=store, only_stored=True)
+    message = str(caught.value)
+    for part in (
+        "'mine'",
+        "nothing is imported under it",
+        "It ships: lowlevel. Imported for its pairs: theirs.",
+        "bcs embed source=npz path=FILE encoder.name=mine",
+    ):
+        assert part in message
+    assert "elsewhere" not in message
+    with pytest.raises(EncoderError, match="Unknown encoder 'mine'") as caught:
+        pair_embeddings(bare, ["mine"], store=store)
+    assert "theirs" in str(caught.value)
+    assert "elsewhere" not in str(caught.value)
+    assert str(caught.value).count("lowlevel") == 1
+    with pytest.raises(EncoderError, match=r"^2 of 2 encoders"):
+        pair_embeddings(bare, ["mine", "siglip"], store=store, only_stored=True)
 
 
 def test_other_values_need_overwrite(tmp_path: Path, store: EmbeddingStore) -> None:
@@ -394,6 +472,13 @@ def test_damaged_and_missing_files(tmp_path: Path, store: EmbeddingStore) -> Non
         import_npz(corpus_of(None), path, "mine", store)
     with pytest.raises(CorpusError, match="no such file"):
         import_npz(corpus_of(None), tmp_path / "none.npz", "mine", store)
+    for name, content in (("notes.npz", b"pair_id,reference\n"), ("PK.npz", b"PK is text too"), ("empty.npz", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CorpusError, match=r"is no \.npz file") as caught:
+            import_npz(corpus_of(None), tmp_path / name, "mine", store)
+        assert "pickle" not in str(caught.value)
+    with pytest.raises(CorpusError, match="damaged or unreadable"):
+        import_npz(corpus_of(None), tmp_path, "mine", store)
     np.save(tmp_path / "single.npy", np.zeros(3))
     with pytest.raises(CorpusError, match="single array"):
         import_npz(corpus_of(None), tmp_path / "single.npy", "mine", store)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import doctest
 import hashlib
 import itertools
 import random
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 from small import make_pairs
 
+from bcs_lab import split as module
 from bcs_lab.errors import ConfigError, SplitError
 from bcs_lab.split import PARTS, SCHEMES, Split, concept_key, make_split
 
@@ -165,6 +167,18 @@ def test_pairs_without_a_subject_are_one_group_and_spellings_of_subjects_are_uni
     assert len(set(split.assignment[5:8])) == 1
 
 
+def test_unknown_subjects_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [(f"p{i}", "A", s, f"c{i}") for i, s in enumerate(["na", "NA", "sub-01", "sub-02", "sub-03"])]
+    make_split(frame(rows), "subject")
+    (warning,) = caplog.messages
+    for part in ("2 of 5 pairs", "no known subject", "together as one group", "same brains"):
+        assert part in warning
+    caplog.clear()
+    make_split(frame(rows), "concept")
+    make_split(frame(rows[2:]), "subject")
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("folds", [3, 5, 7])
 def test_every_pair_is_tested_once_and_validated_once(folds: int) -> None:
     pairs = make_pairs(140, concepts=23)
@@ -270,3 +284,7 @@ def test_odd_fractions_are_met_in_concepts() -> None:
     split = make_split(paper_like(100), fractions=(0.5, 0.2, 0.3))
     counts = split.counts()
     assert (counts["train"], counts["val"], counts["test"]) == (300, 120, 180)
+
+
+def test_examples() -> None:
+    assert doctest.testmod(module) == (0, 3)

@@ -312,16 +312,18 @@ def _long_records(table: Any, file: str, found: Findings, lost: set[str]) -> lis
     ids, questions, answers = (table[name].to_pylist() for name in ("pair_id", "question", "answer"))
     reasons = table[rationale].to_pylist() if rationale else [None] * len(ids)
     records: dict[Any, _Record] = {}
-    twice: set[Any] = set()
+    twice: dict[Any, tuple[int, list[str]]] = {}
     rows: dict[tuple[Any, Any], int] = {}
     for row, (pair_id, question, answer, reason) in enumerate(zip(ids, questions, answers, reasons, strict=True), 1):
         record = records.setdefault(pair_id, _Record(row, pair_id, {}))
         if question in record.answers:
-            found.row(
-                file, row, f"question {question!r} is also answered in row {rows[pair_id, question]}", str(pair_id)
-            )
-            twice.add(pair_id)
+            _, parts = twice.setdefault(pair_id, (row, []))
+            again = f" (row {row})" if parts else ""
+            parts.append(f"question {question!r} is also answered in row {rows[pair_id, question]}{again}")
             lost.add(str(pair_id))
         record.answers[question] = {"answer": answer, "reasoning": reason}
         rows[pair_id, question] = row
+    for pair_id, (row, parts) in twice.items():
+        # One problem, since what is left out is one record.
+        found.row(file, row, "; ".join(parts), str(pair_id))
     return [record for pair_id, record in records.items() if pair_id not in twice]

@@ -128,7 +128,7 @@ def _check_target(target: Path, overwrite: bool) -> None:
         raise RunError(f"{target}: is a file; expected a folder to make for the bundle.")
     if any(target.iterdir()):
         if not overwrite:
-            raise RunError(f"{target}: exists and is not empty; choose another folder, or replace it with overwrite=true.")
+            raise RunError(f"{target}: exists and is not empty; choose another folder, or set overwrite=true.")
         if not (target / INDEX).is_file():
             raise RunError(f"{target}: is not a bundle (no {INDEX}), so it is not overwritten; choose another folder.")
 

@@ -23,6 +23,7 @@ from bcs_lab.corpus.images import DEFAULT_MAX_IMAGE_PIXELS, check_image_file, in
 from bcs_lab.corpus.paths import Resolved, resolve_path
 from bcs_lab.corpus.readers import Findings, Table, read_table
 from bcs_lab.corpus.schema import PAIR_COLUMNS, PATH_COLUMNS, Corpus
+from bcs_lab.corpus.summary import left_out
 from bcs_lab.errors import CorpusError, ImageError, Problem, listing
 from bcs_lab.teachers.protocol import BCS12, Protocol
 
@@ -419,8 +420,8 @@ def _usable(rows: _Rows, folder: Path, found: Findings) -> list[int]:
         )
     if problems:
         logger.warning(
-            "%s: %d problems; %d of %d pairs are left out (corpus.on_bad_row=skip):\n%s",
-            folder, len(problems), len(rows) - len(keep), len(rows), listing(problems, 20),
+            "%s: %s left out, %d pairs kept (corpus.on_bad_row=skip):\n%s",
+            folder, left_out(problems), len(keep), listing(problems, 20),
         )  # fmt: skip
     return sorted(keep, key=lambda i: rows.text("pair_id", i))
 

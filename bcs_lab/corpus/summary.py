@@ -46,6 +46,19 @@ def summary(corpus: Corpus) -> pd.DataFrame:
     return pd.DataFrame(rows).astype({"references": "Int64"})
 
 
+def left_out(problems: Sequence[Problem]) -> str:
+    """How much problems concern, such as ``2 manifest rows and 11 annotation records``; several may be of one row.
+
+    Problems without a row are counted as files.
+    """
+    places = {(problem.file, problem.row) for problem in problems}
+    files = sum(row is None for _, row in places)
+    records = sum(row is not None and file.startswith("annotations/") for file, row in places)
+    counts = {"manifest row": len(places) - files - records, "annotation record": records, "file": files}
+    parts = [f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items() if n]
+    return " and ".join(parts) or "nothing"
+
+
 def write_skipped(problems: Sequence[Problem], path: str | Path) -> None:
     """Write the rows left out as CSV with the columns ``file, row, pair_id, problem``.
 

@@ -112,7 +112,7 @@ def encoder_spec(name: str) -> EncoderSpec:
 
 def unknown_encoder(name: str, others: Sequence[str] = ()) -> str:
     """The message for a name nobody knows; ``others`` are names known only here and now, such as imported ones."""
-    names = [*list_encoders(), *others]
+    names = list(dict.fromkeys([*list_encoders(), *others]))
     near = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return (

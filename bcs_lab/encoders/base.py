@@ -108,6 +108,7 @@ class FrozenEncoder:
             interchangeable. Holds no paths.
         prepare: one RGB image to the float32 input of one image.
         forward: stacked inputs to float ``[n, dim]``, not normalised.
+        device: where ``forward`` computes, such as ``cpu`` or ``cuda:0``.
     """
 
     name: str
@@ -115,6 +116,7 @@ class FrozenEncoder:
     fingerprint: dict[str, Any]
     prepare: Callable[[Image.Image], np.ndarray]
     forward: Callable[[np.ndarray], np.ndarray]
+    device: str = "cpu"
 
     def embed(self, images: Sequence[Image.Image], names: Sequence[str] | None = None) -> np.ndarray:
         """Embed images.
@@ -230,6 +232,8 @@ def torch_encoder(
     import torch
 
     place = pick_device(device)
+    if place.type == "cuda" and place.index is None:
+        place = torch.device("cuda", torch.cuda.current_device())
     dtype = dtype or (cuda_dtype if place.type == "cuda" else "float32")
     if dtype not in DTYPES:
         raise EncoderError(f"Encoder {name!r}: unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}.")
@@ -261,7 +265,14 @@ def torch_encoder(
         "loader": loader_fingerprint(),
         "dim": dim,
     }
-    return FrozenEncoder(name=name, dim=dim, fingerprint=fingerprint, prepare=preprocessing.apply, forward=forward)
+    return FrozenEncoder(
+        name=name,
+        dim=dim,
+        fingerprint=fingerprint,
+        prepare=preprocessing.apply,
+        forward=forward,
+        device=str(place),
+    )
 
 
 def check_choice(name: str, option: str, value: Any, choices: Sequence[str]) -> None:

@@ -109,17 +109,37 @@ def unavailable(spec: EncoderSpec, where: str, files: Sequence[str], reason: str
 def local_source(spec: EncoderSpec, source: str | Path | None) -> Path | None:
     """The option ``source``, or else the model where that is a local path; ``None`` if neither is local.
 
+    A model asked for by ``LIBRARY:MODEL`` is local where a file or folder of that name exists.
+
     Raises:
         EncoderError: nothing is there.
     """
     path = Path(source or spec.model).expanduser()
-    # A folder that happens to be called like a model of the library is not meant.
     named = spec.model.startswith(("/", "./", "../", "~"))
-    if (source is not None or named or (":" in spec.name and "/" in spec.model)) and path.exists():
+    if (source is not None or named or ":" in spec.name) and path.exists():
+        if source is None and not named:
+            # It may only happen to be called like a model of the library.
+            logger.info(
+                "encoder %s: %s exists and is used in place of a model of that name", spec.name, path.absolute()
+            )
         return path
     if source is not None or named:
         raise EncoderError(f"Encoder {spec.name!r}: expected a folder or weight file at {path}, found none.")
     return None
+
+
+def no_config(spec: EncoderSpec, source: Path, config: str) -> EncoderError:
+    """The error for a local model of which nothing says what it is; ``config`` is the file that would."""
+    if source.is_file():
+        return EncoderError(
+            f"Encoder {spec.name!r}: the weight file {source} does not say its architecture; name a folder that holds "
+            f"{config} and the weights."
+        )
+    inside = sorted(path.name for path in source.iterdir())
+    found = ", ".join(inside[:10]) + ("…" if len(inside) > 10 else "")
+    return EncoderError(
+        f"Encoder {spec.name!r}: expected {source / config} beside the weights; found {found or 'an empty folder'}."
+    )
 
 
 def _check_repo(spec: EncoderSpec, repo: str) -> None:

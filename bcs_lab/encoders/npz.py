@@ -12,6 +12,10 @@ from bcs_lab.errors import CorpusError, Problem, listing
 
 ROLES = ("reference", "reconstruction")
 
+#: First bytes of a single array saved by numpy, and of a zip archive with and without members.
+_ARRAY = b"\x93NUMPY"
+_ARCHIVE = (b"PK\x03\x04", b"PK\x05\x06")
+
 
 def read_npz(path: Path, wanted: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Read ``ids``, ``reference`` and ``reconstruction`` of an ``.npz`` file; pickles are refused.
@@ -56,10 +60,17 @@ def _load_arrays(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
     arrays: dict[str, np.ndarray] = {}
     problems: list[str] = []
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
+        with path.open("rb") as opened:
+            start = opened.read(len(_ARRAY))
+        # Looked at first, since numpy takes whatever it does not know for a pickle.
+        if start == _ARRAY:
             raise CorpusError(f"{path}: expected an .npz archive, found a single array.")
-        with loaded as file:
+        if not start.startswith(_ARCHIVE):
+            raise CorpusError(
+                f"{path}: is no .npz file{'' if start else ', it is empty'}; expected an archive with the arrays ids, "
+                "reference and reconstruction, as numpy.savez writes it."
+            )
+        with np.load(path, allow_pickle=False) as file:
             for name in ("ids", *ROLES):
                 if name not in file.files:
                     problems.append(f"array {name!r} is missing (found {', '.join(file.files) or 'none'})")
@@ -74,9 +85,7 @@ def _load_arrays(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
         raise CorpusError(
             f"{path}: no such file; expected an .npz archive with ids, reference, reconstruction."
         ) from None
-    except ValueError as error:
-        raise CorpusError(f"{path}: expected an .npz archive: {_without_pickles(error)}.") from None
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
         raise CorpusError(f"{path}: expected an .npz archive, found a damaged or unreadable file ({error}).") from None
     return arrays, problems
 

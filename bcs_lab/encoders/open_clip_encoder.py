@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bcs_lab.encoders.base import RESIZES, FrozenEncoder, Preprocessing, check_choice, check_size, torch_encoder
-from bcs_lab.encoders.hub import fetch_file, local_source, unavailable
+from bcs_lab.encoders.hub import fetch_file, local_source, no_config, unavailable
 from bcs_lab.errors import EncoderError
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def load(spec: EncoderSpec, *, options: Mapping[str, Any], device: str, dtype: s
         name, model, config = f"local-dir:{source}", model or "local", _folder_config(spec, source)
         weights = None
     else:
+        if source is not None and not model:
+            raise no_config(spec, source, "open_clip_config.json")
         if model not in open_clip.list_models():
             near = get_close_matches(model, open_clip.list_models(), n=3)
             hint = f" Did you mean {' or '.join(near)}?" if near else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bcs_lab.encoders.base import RESIZES, FrozenEncoder, Preprocessing, check_choice, check_size, torch_encoder
-from bcs_lab.encoders.hub import fetch_file, local_source, unavailable
+from bcs_lab.encoders.hub import fetch_file, local_source, no_config, unavailable
 from bcs_lab.errors import EncoderError
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def load(spec: EncoderSpec, *, options: Mapping[str, Any], device: str, dtype: s
     else:
         model = spec.model
         if not timm.is_model(model.partition(".")[0]):
+            if source is not None and "source" not in options:
+                raise no_config(spec, source, "config.json")
             near = get_close_matches(model, timm.list_pretrained(), n=3)
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
             raise EncoderError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bcs_lab.encoders.base import FrozenEncoder, Preprocessing, check_choice, torch_encoder
-from bcs_lab.encoders.hub import fetch_folder, local_source
+from bcs_lab.encoders.hub import fetch_folder, local_source, no_config
 from bcs_lab.errors import EncoderError
 
 if TYPE_CHECKING:
@@ -37,11 +37,8 @@ def load(spec: EncoderSpec, *, options: Mapping[str, Any], device: str, dtype: s
     if folder is None:
         # Before the import of transformers, so that a missing hub is reported at once.
         folder = fetch_folder(spec, spec.model, revision, "config.json", _FILES)
-    if folder.is_file():
-        raise EncoderError(
-            f"Encoder {spec.name!r}: expected a folder with config.json, preprocessor_config.json and weights, found "
-            f"the file {folder}."
-        )
+    if not (folder / "config.json").is_file():
+        raise no_config(spec, folder, "config.json")
 
     import transformers
 

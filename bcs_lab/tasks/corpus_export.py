@@ -8,6 +8,7 @@ from typing import Any
 
 from bcs_lab.config import ExportConfig, absolute, parse
 from bcs_lab.corpus import write_bundle, write_skipped
+from bcs_lab.corpus.summary import left_out
 from bcs_lab.errors import ConfigError
 from bcs_lab.tasks.inputs import embed, open_corpus, open_store
 
@@ -39,7 +40,7 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     corpus, embeddings = embed(corpus, encoder, open_store(config.store, start), config.encoders)
     if corpus.skipped:
         write_skipped(corpus.skipped, out / "skipped.csv")
-        log.warning("%d bad row(s) left out, listed in %s", len(corpus.skipped), out / "skipped.csv")
+        log.warning("%s, listed in %s", left_out(corpus.skipped), out / "skipped.csv")
     sources = None if corpus.root is None else corpus.root / "sources.csv"
     write_bundle(
         corpus,

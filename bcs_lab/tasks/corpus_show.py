@@ -10,6 +10,7 @@ import pandas as pd
 
 from bcs_lab.config import ShowConfig, absolute, parse
 from bcs_lab.corpus import Corpus, summary, write_skipped
+from bcs_lab.corpus.summary import left_out
 from bcs_lab.tasks.inputs import open_corpus
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     corpus = open_corpus(config.corpus, start)
     if corpus.skipped:
         write_skipped(corpus.skipped, out / "skipped.csv")
-        log.warning("%d bad row(s) left out, listed in %s", len(corpus.skipped), out / "skipped.csv")
+        log.warning("%s, listed in %s", left_out(corpus.skipped), out / "skipped.csv")
 
     from bcs_lab.report.contact_sheet import choose_pairs, contact_sheet, truth_note
     from bcs_lab.report.figures import save

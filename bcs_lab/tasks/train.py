@@ -19,6 +19,7 @@ import yaml
 from bcs_lab.config import TrainConfig, parse
 from bcs_lab.consensus import agreement_weight, consensus, select_teachers, teacher_answers
 from bcs_lab.corpus import Corpus, write_skipped
+from bcs_lab.corpus.summary import left_out
 from bcs_lab.embeddings import PairEmbeddings
 from bcs_lab.errors import CorpusError, Problem, listing
 from bcs_lab.files import write_json, write_text
@@ -63,10 +64,12 @@ class Prepared:
     Attributes:
         corpus: pairs that have at least one answer of the chosen teachers.
         teachers: whose consensus is learned, in the corpus' order.
+        split: parts of the corpus' pairs.
     """
 
     corpus: Corpus
     teachers: tuple[str, ...]
+    split: Split
 
 
 def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
@@ -103,8 +106,7 @@ def prepare(config: TrainConfig, base: Path) -> Prepared:
     corpus = open_corpus(config.corpus, base, need_images=not config.encoder.only_stored)
     teachers = select_teachers(corpus.teachers, config.teachers)
     corpus = with_targets(corpus, teachers)
-    divide(corpus, config)
-    return Prepared(corpus, teachers)
+    return Prepared(corpus, teachers, divide(corpus, config))
 
 
 def train(
@@ -142,10 +144,11 @@ def train(
     build_head(config.head.name, 5, 1, **config.head.settings)
 
     corpus, embeddings = embed(prepared.corpus, config.encoder, open_store(config.store, base))
-    split = divide(corpus, config)
+    # Pairs with broken images are gone by now, if rows are skipped.
+    split = prepared.split if len(corpus) == len(prepared.corpus) else divide(corpus, config)
     if corpus.skipped:
         write_skipped(corpus.skipped, out / "skipped.csv")
-        log.warning("%d bad row(s) left out, listed in %s", len(corpus.skipped), out / "skipped.csv")
+        log.warning("%s, listed in %s", left_out(corpus.skipped), out / "skipped.csv")
 
     answers = teacher_answers(corpus.answers, corpus.teachers, teachers)
     targets = consensus(answers)

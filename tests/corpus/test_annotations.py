@@ -287,6 +287,14 @@ def test_problems_of_parquet(make_corpus: Make) -> None:
     assert "a.parquet:1: pair 'p1': answer outside the scale: P2 is 'maybe'" in message
     assert "a.parquet:4: pair 'p2': question 'P1' is also answered in row 3" in message
     assert "a.parquet:5: pair 'p9': the manifest has no such pair" in message
+    # One record is left out, however many of its questions come twice.
+    rows = [("p1", "P1", "yes"), *[("p2", question, "no") for question in ("P1", "P1", "P2", "P2")]]
+    pd.DataFrame(rows, columns=["pair_id", "question", "answer"]).to_parquet(path)
+    (problem,) = load(root, on_bad_row="skip").skipped
+    assert (problem.row, problem.pair_id) == (3, "p2")
+    assert problem.message == (
+        "question 'P1' is also answered in row 2; question 'P2' is also answered in row 4 (row 5)"
+    )
     pq.write_table(pa.table({"pair_id": ["p1"], "score": [1.0]}), path)
     assert "annotations/a.parquet: expected the columns pair_id and answers" in fails(root)
     path.write_bytes(path.read_bytes()[:50])

@@ -17,7 +17,8 @@ from corpus_files import Make, pair, picture, record, write_csv, write_jsonl
 
 from bcs_lab.corpus import PAIR_COLUMNS, Corpus, load_corpus, summary, write_skipped
 from bcs_lab.corpus.paths import resolve_path
-from bcs_lab.errors import ConfigError, CorpusError, RunError
+from bcs_lab.corpus.summary import left_out
+from bcs_lab.errors import ConfigError, CorpusError, Problem, RunError
 from bcs_lab.teachers.protocol import BCS12
 
 
@@ -384,6 +385,35 @@ def test_pair_ids_with_blanks(make_corpus: Make, caplog: pytest.LogCaptureFixtur
     root = make_corpus([pair("p1 ", reference_path="a.png", method="ATM "), pair("p2")])
     assert "manifest.csv:2: pair 'p1 ': pair_id 'p1 ' begins or ends with a blank" in fails(root)
     assert "method" in caplog.text
+
+
+def test_what_is_left_out_is_counted_truly(make_corpus: Make, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [pair(f"p{i}") for i in range(6)]
+    teachers = {"a": [record(f"p{i}") for i in range(6)], "b": [record(f"p{i}") for i in range(6)]}
+    root = make_corpus(rows, teachers)
+    manifest = root / "manifest.csv"
+    lines = manifest.read_text().splitlines()
+    # Two ragged rows, which never become cells.
+    manifest.write_text("\n".join([*lines[:5], lines[5] + ",more", lines[6].rpartition(",")[0]]) + "\n")
+    corpus = skips(root)
+    assert len(corpus) == 4
+    assert "2 manifest rows left out, 4 pairs kept" in caplog.text
+    # One row with two problems, and records that are bad by themselves, one of them with two bad answers.
+    caplog.clear()
+    write_csv(manifest, [pair("p0", concept="", reference_path=""), *rows[1:]])
+    bad = [record("p1", P1="maybe", P2="maybe"), record("p2"), record("p2", "no"), record("zz")]
+    write_jsonl(root / "annotations/a.jsonl", [record("p0"), *bad, *(record(f"p{i}") for i in (3, 4, 5))])
+    corpus = skips(root)
+    assert len(corpus) == 5
+    assert len(corpus.skipped) == 6
+    assert "1 manifest row and 4 annotation records left out, 5 pairs kept" in caplog.text
+
+
+def test_left_out() -> None:
+    assert left_out([]) == "nothing"
+    assert left_out([Problem("cat.jpg", None, "torn"), Problem("manifest.csv", 2, "a")]) == "1 manifest row and 1 file"
+    row = [Problem("manifest.csv", 3, text) for text in ("reference image: torn", "reconstruction image: torn")]
+    assert left_out(row) == "1 manifest row"
 
 
 def test_skipped_file(make_corpus: Make, tmp_path: Path) -> None:

@@ -292,6 +292,45 @@ def test_unknown_names_and_poolings(timm_folder: Path) -> None:
         load_encoder("transformers:/nowhere/at/all")
 
 
+# --- local folders ---
+
+
+def test_a_relative_folder_is_taken_as_local(
+    timm_folder: Path, siglip: Path, open_clip_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for library, folder in (("timm", timm_folder), ("transformers", siglip), ("open_clip", open_clip_folder)):
+        shutil.copytree(folder, tmp_path / f"my_{library}")
+    monkeypatch.chdir(tmp_path)
+    for library, folder in (("timm", timm_folder), ("transformers", siglip), ("open_clip", open_clip_folder)):
+        expected = load_encoder(f"{library}:{folder}")
+        encoder = load_encoder(f"{library}:my_{library}")
+        assert encoder.fingerprint == expected.fingerprint
+        assert np.array_equal(encoder.embed([WIDE]), expected.embed([WIDE]))
+
+
+@pytest.mark.parametrize(
+    ("library", "config"),
+    [("timm", "config.json"), ("transformers", "config.json"), ("open_clip", "open_clip_config.json")],
+)
+def test_a_folder_without_its_config_names_the_file(library: str, config: str, tmp_path: Path) -> None:
+    weights = tmp_path / "mine/weights.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"x")
+    with pytest.raises(EncoderError) as caught:
+        load_encoder(f"{library}:{weights.parent}")
+    assert f"expected {weights.parent / config} beside the weights; found weights.safetensors" in str(caught.value)
+    with pytest.raises(EncoderError) as caught:
+        load_encoder(f"{library}:{weights}")
+    assert f"{weights} does not say its architecture" in str(caught.value)
+    assert config in str(caught.value)
+
+
+def test_the_device_really_used_is_known(timm_folder: Path) -> None:
+    expected = "cuda:0" if torch.cuda.is_available() else "cpu"
+    assert load_encoder(f"timm:{timm_folder}").device == expected
+    assert load_encoder(f"timm:{timm_folder}", device="cpu").device == "cpu"
+
+
 # --- fingerprints ---
 
 

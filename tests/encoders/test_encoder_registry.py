@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from bcs_lab.encoders import EMBEDDED, FUSION, encoder_spec, list_encoders, load_encoder
+from bcs_lab.encoders import EMBEDDED, FUSION, encoder_spec, list_encoders, load_encoder, unknown_encoder
 from bcs_lab.errors import EncoderError
 
 
@@ -40,6 +40,11 @@ def test_generic_names() -> None:
 def test_unknown_name_suggests_and_lists() -> None:
     with pytest.raises(EncoderError, match=r"'siglipp'\. Did you mean siglip\?.*dinov3.*lowlevel"):
         load_encoder("siglipp")
+
+
+def test_known_names_are_listed_once() -> None:
+    message = unknown_encoder("mine", ["lowlevel", "theirs", "theirs"])
+    assert message.count("lowlevel") == message.count("theirs") == 1
 
 
 def test_options_are_checked_before_anything_is_loaded() -> None:
