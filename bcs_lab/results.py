@@ -143,7 +143,7 @@ def evaluate_truth(
         config: settings of the bootstrap.
 
     Returns:
-        ``consensus``, ``ensemble`` and, below ``teachers``, every teacher: the keys of Table 6 against the truth, and
+        ``consensus``, ``ensemble`` and, below ``each_teacher``, every teacher: the keys of Table 6 against the truth, and
         ``ci95`` with concept-clustered intervals of the same keys.
     """
     test = scores.split.indices("test")
@@ -160,7 +160,7 @@ def evaluate_truth(
     return {
         "consensus": against_truth(scores.target),
         "ensemble": against_truth(scores.prediction),
-        "teachers": {name: against_truth(answers[:, index]) for index, name in enumerate(teachers)},
+        "each_teacher": {name: against_truth(answers[:, index]) for index, name in enumerate(teachers)},
         "n_test": len(test),
     }
 

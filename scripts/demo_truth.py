@@ -116,7 +116,7 @@ def page(jobs: list[Job]) -> str:
     keys = [(axis, f"{short}_{statistic}") for axis, short in AXES.items() for statistic in ("mae", "r")]
     heading = [f"{axis} {'MAE' if key.endswith('mae') else 'r'}" for axis, key in keys]
 
-    recovery = [[name, *(with_interval(base.record["teachers"][name], key) for _, key in keys)] for name in base.names]
+    recovery = [[name, *(with_interval(base.record["each_teacher"][name], key) for _, key in keys)] for name in base.names]
     recovery += [
         [f"consensus of {job.teachers}", *(with_interval(job.record["consensus"], key) for _, key in keys)]
         for job in (three, base)
