@@ -1,7 +1,11 @@
 """Write ``experiments/demo_truth.md`` from a sweep of ``experiment=demo_truth``: what is known when the truth is known.
 
     python train.py -m experiment=demo_truth hydra.sweep.dir=runs/demo_truth
-    python scripts/demo_truth.py runs/demo_truth [--out experiments/demo_truth.md]
+    python train.py -m corpus=demo corpus.size=paper encoder=efficientnet_lite0 split=concept,pair \\
+        hydra.sweep.dir=runs/demo_leakage
+    python scripts/demo_truth.py runs/demo_truth runs/demo_leakage [--out experiments/demo_truth.md]
+
+The second sweep is at the paper's size: with some ten test concepts in the small demo, leakage drowns in noise.
 
 All numbers are on test pairs; intervals (95 %) come from resampling whole concepts. Differences between two runs are
 paired: the same pairs, the same resamples.
@@ -22,7 +26,7 @@ import yaml
 from numpy.typing import NDArray
 
 from bcs_lab.errors import RunError
-from bcs_lab.evaluate import METRICS, bootstrap_ci, evaluate, paired_difference
+from bcs_lab.evaluate import bootstrap_ci, evaluate, paired_difference
 from bcs_lab.files import read_json, write_text
 from bcs_lab.split import concept_key
 from bcs_lab.teachers.protocol import BCS12
@@ -108,15 +112,18 @@ def versus_truth(first: Job, second: Job, of: Callable[[Job], NDArray[Any]]) -> 
     )
 
 
-def page(jobs: list[Job]) -> str:
-    """The page as Markdown."""
+def page(jobs: list[Job], large: list[Job]) -> str:
+    """The page as Markdown, from the jobs of the small demo and the two of the paper's size."""
     grid = {(job.split, job.head, job.teachers, job.weight): job for job in jobs}
+    by_split = {job.split: job for job in large}
     base = grid["concept", "continuous", 4, "variance"]
     three = grid["concept", "continuous", 3, "variance"]
     keys = [(axis, f"{short}_{statistic}") for axis, short in AXES.items() for statistic in ("mae", "r")]
     heading = [f"{axis} {'MAE' if key.endswith('mae') else 'r'}" for axis, key in keys]
 
-    recovery = [[name, *(with_interval(base.record["each_teacher"][name], key) for _, key in keys)] for name in base.names]
+    recovery = [
+        [name, *(with_interval(base.record["each_teacher"][name], key) for _, key in keys)] for name in base.names
+    ]
     recovery += [
         [f"consensus of {job.teachers}", *(with_interval(job.record["consensus"], key) for _, key in keys)]
         for job in (three, base)
@@ -148,11 +155,18 @@ def page(jobs: list[Job]) -> str:
 
     leakage = []
     for split in ("concept", "pair"):
-        job = grid[split, "continuous", 4, "variance"]
+        job = by_split[split]
         for name, target in (("consensus", job.consensus), ("truth", job.truth)):
             values: dict[str, Any] = dict(evaluate(job.prediction, target, BCS12))
             values["ci95"] = bootstrap_ci(job.prediction, target, job.concepts, BCS12)
-            leakage.append([split, str(len(job.ids)), name, *(with_interval(values, key) for _, key in keys)])
+            leakage.append(
+                [
+                    split,
+                    f"{len(job.ids)} on {len(set(job.concepts))}",
+                    name,
+                    *(with_interval(values, key) for _, key in keys),
+                ]
+            )
 
     return f"""# What the demo teaches, since its truth is known
 
@@ -162,6 +176,7 @@ Made by `python train.py -m experiment=demo_truth` and `python scripts/demo_trut
 difference is paired and **bold** when its interval leaves out zero. Numbers hold for this corpus and these teachers;
 what carries over is the way of asking.
 
+{(Path(__file__).parent / "demo_truth_summary.md").read_text(encoding="utf-8")}
 ## How much of the truth does the consensus recover?
 
 Scores against the true answers.
@@ -181,23 +196,26 @@ two levels (second column: share of test cells).
 {table(["teachers", "fractional", "against", "Q MAE", *heading], heads)}
 ## How much does leakage flatter a pair split?
 
-The same training judged on held-out concepts and on pairs drawn at random, whose concepts were seen in training. The
-test pairs differ, so this difference is not paired.
+The same training at the paper's size (6,855 pairs), judged on held-out concepts and on pairs drawn at random, whose
+concepts were seen in training. The test pairs differ, so this difference is not paired.
 
-{table(["split", "test pairs", "against", *heading], leakage)}"""
+{table(["split", "test pairs on concepts", "against", *heading], leakage)}"""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweep", type=Path)
+    parser.add_argument("sweep", type=Path, help="of experiment=demo_truth")
+    parser.add_argument("leakage", type=Path, help="of split=concept,pair at the paper's size")
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).resolve().parents[1] / "experiments" / "demo_truth.md"
     )
     arguments = parser.parse_args()
-    folders = sorted(path.parent for path in arguments.sweep.glob("*/truth.json"))
-    jobs = [Job.read(folder) for folder in folders]
-    write_text(arguments.out, page(jobs))
-    print(f"{arguments.out}: {len(jobs)} jobs, {len(METRICS)} metrics each")
+    jobs, large = (
+        [Job.read(path.parent) for path in sorted(folder.glob("*/truth.json"))]
+        for folder in (arguments.sweep, arguments.leakage)
+    )
+    write_text(arguments.out, page(jobs, large))
+    print(f"{arguments.out}: {len(jobs)} + {len(large)} jobs")
     return 0
 
 
