@@ -114,7 +114,9 @@ def axis_scores(values: NDArray[np.floating], protocol: Protocol) -> tuple[Float
         protocol: says which question belongs to which axis.
 
     Returns:
-        Two float64 [n_pairs] in [0, 1], each the mean over the questions present, NaN where none is.
+        Two float64 [n_pairs] in [0, 1], each the mean over the questions present; NaN where fewer than half of an
+        axis' questions are, since the mean of one or two answers says which questions were asked, not how good a
+        pair is.
     """
     exact = np.asarray(values, dtype=np.float64)
     return _axis(exact, protocol.indices(PERCEPTUAL)), _axis(exact, protocol.indices(SEMANTIC))
@@ -125,7 +127,8 @@ def _axis(values: Floats, columns: list[int]) -> Floats:
     active = ~np.isnan(part)
     count = active.sum(axis=1)
     total = np.where(active, part, 0.0).sum(axis=1)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    enough = (count > 0) & (2 * count >= len(columns))
+    return np.where(enough, total / np.maximum(count, 1), np.nan)
 
 
 def _levels(
@@ -156,7 +159,8 @@ def evaluate(prediction: NDArray[np.floating], target: NDArray[np.floating], pro
     """The nine numbers of Table 6 (with Spearman on all three levels), unweighted.
 
     Question-level numbers pool all cells with a target. T-PAS and T-SAS are means over a pair's *active* questions, of
-    the prediction as of the target, so a missing answer removes the same question from both.
+    the prediction as of the target, so a missing answer removes the same question from both; pairs with fewer than half
+    of an axis' questions answered take no part in it (see :func:`axis_scores`).
 
     Args:
         prediction: [n_pairs, n_questions] in [0, 1].

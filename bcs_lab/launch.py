@@ -13,6 +13,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import sys
@@ -35,7 +36,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bcs_lab import __version__
-from bcs_lab.catalogue import Task, choices, config_dir
+from bcs_lab.catalogue import CORPUS_KEYS, Task, choices, config_dir
 from bcs_lab.errors import BCSError, ConfigError, RunError
 from bcs_lab.files import read_json, write_json
 
@@ -136,6 +137,10 @@ def _say(message: str, status: int) -> int:
 def _hydra_message(error: Exception) -> str:
     """Hydra's words on one line, with the override and the cause it leaves out."""
     text = " ".join(line for line in str(error).splitlines() if line.strip() and "https://" not in line)
+    key = re.search(r"Could not override 'corpus\.(\w+)'", text)
+    kinds = [kind for kind, keys in CORPUS_KEYS.items() if key is not None and key.group(1) in keys]
+    if key is not None and kinds:
+        return f"corpus.{key.group(1)} is a setting of {' and '.join(f'corpus={kind}' for kind in kinds)} only"
     override = getattr(error, "override", None)
     if override and override not in text:
         text = f"cannot read {override!r}: {text}"

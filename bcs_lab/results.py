@@ -143,7 +143,7 @@ def evaluate_truth(
         config: settings of the bootstrap.
 
     Returns:
-        ``consensus``, ``ensemble`` and, below ``each_teacher``, every teacher: the keys of Table 6 against the truth, and
+        ``consensus``, ``ensemble`` and, below ``each_teacher``, every teacher: Table 6's keys against the truth, and
         ``ci95`` with concept-clustered intervals of the same keys.
     """
     test = scores.split.indices("test")
@@ -188,8 +188,15 @@ def axis_columns(scores: Scores, protocol: Protocol) -> dict[str, tuple[Floats, 
     """Axis -> consensus, reported prediction, and standard deviation over the members' own axis scores, [n_pairs]."""
     names = ("t_pas", "t_sas")
     targets = axis_scores(scores.target, protocol)
-    predictions = axis_scores(scores.prediction, protocol)
-    members = [axis_scores(raw, protocol) for raw in scores.members]
+
+    def of(values: Floats) -> tuple[Floats, Floats]:
+        """Over the questions that the target has, as the metrics are; over all where the target is undefined."""
+        active, everything = (axis_scores(part, protocol) for part in (np.where(missing, np.nan, values), values))
+        return tuple(np.where(np.isnan(a), e, a) for a, e in zip(active, everything, strict=True))  # type: ignore[return-value]
+
+    missing = np.isnan(scores.target)
+    predictions = of(scores.prediction)
+    members = [of(raw) for raw in scores.members]
     return {
         name: (targets[index], predictions[index], np.std([member[index] for member in members], axis=0))
         for index, name in enumerate(names)

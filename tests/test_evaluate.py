@@ -134,7 +134,7 @@ def test_evaluate_equals_a_loop_with_scipy(seed: int) -> None:
         xs, ys = [], []
         for row in range(len(target)):
             here = [c for c in columns if active[row, c]]
-            if here:
+            if len(here) >= 3:  # half of an axis
                 xs.append(np.mean(prediction[row, here].astype(float)))
                 ys.append(np.mean(target[row, here].astype(float)))
         sides[name] = (np.array(xs), np.array(ys))
@@ -158,12 +158,24 @@ def test_evaluate_of_nothing_and_of_one_axis() -> None:
 
 
 def test_axis_scores() -> None:
-    values = np.full((3, 12), np.nan)
+    values = np.full((4, 12), np.nan)
     values[0] = np.r_[np.full(6, 0.5), np.full(6, 1.0)]
-    values[1, [0, 5]] = [0.0, 1.0]
+    values[1, [0, 1, 5]] = [0.0, 0.5, 1.0]
+    values[2, [0, 5, 6, 7, 8, 9, 10]] = 1.0
     pas, sas = axis_scores(values, BCS12)
-    np.testing.assert_array_equal(pas, [0.5, 0.5, np.nan])
-    np.testing.assert_array_equal(sas, [1.0, np.nan, np.nan])
+    np.testing.assert_array_equal(pas, [0.5, 0.5, np.nan, np.nan])
+    np.testing.assert_array_equal(sas, [1.0, np.nan, 1.0, np.nan])
+
+
+def test_which_questions_were_asked_does_not_make_a_score() -> None:
+    """A constant prediction has no correlation with axes, even where pairs have one answer or all."""
+    rng = np.random.default_rng(0)
+    target = np.where(rng.uniform(size=(60, 1)) < 0.5, rng.choice([0.5, 1.0], size=(60, 12)), np.nan)
+    target[np.isnan(target[:, 7]), 7] = 0.0
+    constant = np.broadcast_to(np.linspace(0.1, 0.9, 12), target.shape)
+    found = evaluate(constant, target, BCS12)
+    assert found["sas_r"] is None
+    assert found["sas_rho"] is None
 
 
 def naive_bootstrap(

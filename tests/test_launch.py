@@ -133,6 +133,7 @@ def test_two_runs_cannot_share_a_folder(task: list[Any], tmp_path: Path, capsys:
         (["corpus=manifest"], ["corpus.root=…"]),
         (["teacher=3"], ["teacher"]),
         (["seeds=[1"], ["seeds"]),
+        (["corpus=manifest", "corpus.size=paper"], ["corpus.size is a setting of corpus=demo only"]),
         (["experiment=table7"], ["Did you mean experiment=table6?"]),
     ],
 )

@@ -117,7 +117,7 @@ def run_parts(metrics: dict[str, Any], settings: dict[str, Any], record: dict[st
     return {
         "preset": presets[-1] if presets else "",
         "encoder": encoder,
-        "teachers": f"{len(teachers)} teachers{' (simulated)' if metrics.get('simulated_teachers') else ''}",
+        "teachers": _teachers(len(teachers)) + (" (simulated)" if metrics.get("simulated_teachers") else ""),
         "names": "+".join(teachers),
         "head": metrics["head"],
         "weights": f"{settings.get('consensus', {}).get('weight', 'variance')} weights",
@@ -126,6 +126,10 @@ def run_parts(metrics: dict[str, Any], settings: dict[str, Any], record: dict[st
         "optim": f"lr {settings.get('optim', {}).get('lr')}",
         "seeds": f"seed {'+'.join(seeds)}" if len(seeds) < 3 else f"{len(seeds)} seeds",
     }
+
+
+def _teachers(number: int) -> str:
+    return f"{number} teacher{'s' * (number != 1)}"
 
 
 def _label_runs(parts: Sequence[Mapping[str, str]]) -> tuple[list[str], str]:
@@ -168,10 +172,10 @@ def collect(folders: Sequence[Path]) -> tuple[list[Row], str]:
     baselines: dict[tuple[Any, ...], Row] = {}
     for _, _, rows in loaded:
         for row in rows:
-            where = (
-                [f"{len(str(row.facts['teachers']).split())} teachers"] if len({key[1] for key in targets}) > 1 else []
-            )
+            teachers = len(str(row.facts["teachers"]).split())
+            where = [_teachers(teachers)] if len({key[1] for key in targets}) > 1 else []
             where += [f"split {row.facts['split']}"] if len({key[2:] for key in targets}) > 1 else []
+            where += [f"corpus {row.facts['corpus']}"] if len({key[0] for key in targets}) > 1 else []
             shown = replace(row, label=" · ".join([row.label, *where]))
             baselines.setdefault((row.label, *_targets(row)), shown)
     ordered = sorted(

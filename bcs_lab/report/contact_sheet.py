@@ -43,21 +43,9 @@ _BETWEEN_AXES = 12
 _CARD_GAP, _MARGIN = 44, 36
 
 
-def scores(answers: NDArray[Any], protocol: Protocol) -> tuple[NDArray[Any], NDArray[Any]]:
-    """T-PAS and T-SAS of ``answers`` ``[n, n_questions]``, NaN where less than half of an axis is answered.
-
-    A mean of one or two questions would look like a score and say little.
-    """
-    result = []
-    for group, axis in zip((PERCEPTUAL, SEMANTIC), axis_scores(answers, protocol), strict=True):
-        answered = (~np.isnan(answers[:, protocol.indices(group)])).mean(axis=1)
-        result.append(np.where(answered >= 0.5, axis, np.nan))
-    return result[0], result[1]
-
-
 def regimes(answers: NDArray[Any], protocol: Protocol) -> list[str]:
-    """Regime of each pair by the :func:`scores` of ``answers`` ``[n, n_questions]``."""
-    perceptual, semantic = scores(answers, protocol)
+    """Regime of each pair by the T-PAS and T-SAS of ``answers`` ``[n, n_questions]``."""
+    perceptual, semantic = axis_scores(answers, protocol)
     result = []
     for p, s in zip(perceptual.tolist(), semantic.tolist(), strict=True):
         known = p == p and s == s
@@ -260,7 +248,7 @@ def _answers(axes: Axes, corpus: Corpus, i: int, target: NDArray[Any], x: float,
         axes.text(x, top + 9, _short(name, 13), size=7, va="center", weight=weight)
         for place, value in zip(places, values.tolist(), strict=True):
             _cell(axes, place, top, to_hex(_SCALE(value)) if value == value else None)
-        for at, axis in zip(scores_at, scores(values[None], protocol), strict=True):
+        for at, axis in zip(scores_at, axis_scores(values[None], protocol), strict=True):
             mean = float(axis[0])
             axes.text(
                 at, top + 9, f"{mean:.2f}" if mean == mean else "–", size=6.5, ha="right", va="center",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,9 @@ STYLE: Any = {  # keys are checked by matplotlib itself
 
 def save(figure: Figure, path: Path) -> Path:
     """Write a PNG in one step."""
-    with replacing(path) as temporary:
+    with replacing(path) as temporary, warnings.catch_warnings():
+        # A concept in a script the font lacks is drawn as boxes; one warning a character tells nobody anything.
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .*missing from font")
         figure.savefig(
             temporary, dpi=150, format="png", metadata={"Software": None}, bbox_inches="tight", pad_inches=0.15
         )

@@ -39,7 +39,7 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     print(table(corpus))
     notes = [
         f"{len(corpus):,} pairs, {corpus.pairs['concept'].nunique()} concepts{_images(corpus)}",
-        f"{len(corpus.teachers)} teachers{' (SIMULATED)' if corpus.simulated_teachers else ''}: "
+        f"{len(corpus.teachers)} teacher{'s' * (len(corpus.teachers) != 1)}{' (SIMULATED)' if corpus.simulated_teachers else ''}: "
         + ", ".join(corpus.teachers),
         truth_note(corpus),
     ]

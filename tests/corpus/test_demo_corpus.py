@@ -209,7 +209,7 @@ def test_subset_and_bundle_carry_the_truth(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("harm", ["image gone", "image cut", "image new", "answers", "truth", "index", "no index"])
+@pytest.mark.parametrize("harm", ["image gone", "image cut", "image bit", "image new", "answers", "truth", "index", "no index"])
 def test_a_damaged_cache_is_made_again(harm: str, caplog: pytest.LogCaptureFixture) -> None:
     corpus = load_corpus("demo")
     assert corpus.root is not None
@@ -219,6 +219,10 @@ def test_a_damaged_cache_is_made_again(harm: str, caplog: pytest.LogCaptureFixtu
         image.unlink()
     elif harm == "image cut":
         image.write_bytes(image.read_bytes()[:-20])
+    elif harm == "image bit":
+        content_of = bytearray(image.read_bytes())
+        content_of[len(content_of) // 2] ^= 1
+        image.write_bytes(content_of)
     elif harm == "image new":
         shutil.copy(image, image.with_name("other.png"))
     elif harm == "answers":

@@ -272,3 +272,23 @@ def test_compare_puts_any_runs_side_by_side(bcs: Callable[..., int], capsys: pyt
     assert "coral" in capsys.readouterr().out
     assert bcs("compare", "nowhere") == 2
     assert bcs("compare") == 2
+
+
+def test_the_file_and_the_metrics_have_one_rule_for_pairs_that_are_answered_in_part(
+    bcs: Callable[..., int], tmp_path: Path
+) -> None:
+    root = draw_corpus(tmp_path / "partly")
+    for path in (root / "annotations").iterdir():
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        for record in records[::2]:
+            for question in ("S1", "S3", "S4", "S5", "S6"):
+                del record["answers"][question]
+        path.write_text("\n".join(json.dumps(record) for record in records) + "\n")
+    folder, metrics = trained("corpus=manifest", f"corpus.root={root}", "encoder=lowlevel", "teachers=all", bcs=bcs)
+    frame = pd.read_parquet(folder / "predictions.parquet")
+    assert frame["t_sas_target"].isna().sum() == len(frame) // 2
+    assert frame["t_sas_prediction"].notna().all()
+    test = frame[(frame["split"] == "test") & frame["t_sas_target"].notna()]
+    gap = (test["t_sas_prediction"] - test["t_sas_target"]).abs().mean()
+    assert metrics["ensemble"]["sas_mae"] == pytest.approx(gap, abs=1e-6)
+    assert metrics["baseline"]["sas_r"] is None
