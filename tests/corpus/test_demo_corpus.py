@@ -209,7 +209,9 @@ def test_subset_and_bundle_carry_the_truth(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("harm", ["image gone", "image cut", "image bit", "image new", "answers", "truth", "index", "no index"])
+@pytest.mark.parametrize(
+    "harm", ["image gone", "image cut", "image bit", "image new", "answers", "truth", "index", "no index"]
+)
 def test_a_damaged_cache_is_made_again(harm: str, caplog: pytest.LogCaptureFixture) -> None:
     corpus = load_corpus("demo")
     assert corpus.root is not None
