@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bcs_lab.config import ExportConfig, absolute, parse
-from bcs_lab.corpus import write_bundle, write_skipped
-from bcs_lab.corpus.summary import left_out
+from bcs_lab.corpus import write_bundle
 from bcs_lab.errors import ConfigError
-from bcs_lab.tasks.inputs import embed, open_corpus, open_store
+from bcs_lab.tasks.inputs import embed, open_corpus, open_store, report_skipped
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +37,7 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     corpus = open_corpus(config.corpus, start)
     encoder = config.encoder.model_copy(update={"stand_in": None})
     corpus, embeddings = embed(corpus, encoder, open_store(config.store, start), config.encoders)
-    if corpus.skipped:
-        write_skipped(corpus.skipped, out / "skipped.csv")
-        log.warning("%s, listed in %s", left_out(corpus.skipped), out / "skipped.csv")
+    report_skipped(corpus, out)
     sources = None if corpus.root is None else corpus.root / "sources.csv"
     write_bundle(
         corpus,

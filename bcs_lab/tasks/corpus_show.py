@@ -9,9 +9,8 @@ from typing import Any
 import pandas as pd
 
 from bcs_lab.config import ShowConfig, absolute, parse
-from bcs_lab.corpus import Corpus, summary, write_skipped
-from bcs_lab.corpus.summary import left_out
-from bcs_lab.tasks.inputs import open_corpus
+from bcs_lab.corpus import Corpus, summary
+from bcs_lab.tasks.inputs import open_corpus, report_skipped
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +23,7 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     """
     config = parse(ShowConfig, values)
     corpus = open_corpus(config.corpus, start)
-    if corpus.skipped:
-        write_skipped(corpus.skipped, out / "skipped.csv")
-        log.warning("%s, listed in %s", left_out(corpus.skipped), out / "skipped.csv")
+    report_skipped(corpus, out)
 
     from bcs_lab.report.contact_sheet import choose_pairs, contact_sheet, truth_note
     from bcs_lab.report.figures import save
@@ -37,10 +34,10 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     rows = choose_pairs(corpus, config.n, config.seed)
     save(contact_sheet(corpus, rows), path)
     print(table(corpus))
+    teachers = f"{len(corpus.teachers)} teacher{'s' * (len(corpus.teachers) != 1)}"
     notes = [
         f"{len(corpus):,} pairs, {corpus.pairs['concept'].nunique()} concepts{_images(corpus)}",
-        f"{len(corpus.teachers)} teacher{'s' * (len(corpus.teachers) != 1)}{' (SIMULATED)' if corpus.simulated_teachers else ''}: "
-        + ", ".join(corpus.teachers),
+        f"{teachers}{' (SIMULATED)' if corpus.simulated_teachers else ''}: " + ", ".join(corpus.teachers),
         truth_note(corpus),
     ]
     print("\n".join(note for note in notes if note))

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bcs_lab.config import EmbedConfig, absolute, parse
-from bcs_lab.corpus import write_skipped
-from bcs_lab.corpus.summary import left_out
 from bcs_lab.embeddings import import_npz
 from bcs_lab.errors import ConfigError
-from bcs_lab.tasks.inputs import embed, open_corpus, open_store
+from bcs_lab.tasks.inputs import embed, open_corpus, open_store, report_skipped
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +38,7 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     config.encoder.check_name()
     corpus = open_corpus(config.corpus, start)
     corpus, embeddings = embed(corpus, config.encoder, store)
-    if corpus.skipped:
-        write_skipped(corpus.skipped, out / "skipped.csv")
-        log.warning("%s, listed in %s", left_out(corpus.skipped), out / "skipped.csv")
+    report_skipped(corpus, out)
     for part in embeddings:
         print(f"{part.label}: {len(part.images)} distinct images of {2 * len(corpus)} slots, {part.dim} values each")
     print(f"Store: {store.root}")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from bcs_lab.config import CorpusConfig, EncoderConfig, absolute
-from bcs_lab.corpus import Corpus, load_corpus
+from bcs_lab.corpus import Corpus, load_corpus, write_skipped
+from bcs_lab.corpus.summary import left_out
 from bcs_lab.embeddings import PairEmbeddings, pair_embeddings
 from bcs_lab.store import EmbeddingStore
+
+log = logging.getLogger(__name__)
 
 
 def open_corpus(config: CorpusConfig, base: Path, *, need_images: bool = True) -> Corpus:
@@ -61,3 +65,10 @@ def embed(
         dtype=config.dtype,
         only_stored=config.only_stored,
     )
+
+
+def report_skipped(corpus: Corpus, out: Path) -> None:
+    """Write ``skipped.csv`` into the run folder and say how much was left out, if anything was."""
+    if corpus.skipped:
+        write_skipped(corpus.skipped, out / "skipped.csv")
+        log.warning("%s, listed in %s", left_out(corpus.skipped), out / "skipped.csv")

@@ -18,8 +18,7 @@ import yaml
 
 from bcs_lab.config import TrainConfig, parse
 from bcs_lab.consensus import agreement_weight, consensus, select_teachers, teacher_answers
-from bcs_lab.corpus import Corpus, write_skipped
-from bcs_lab.corpus.summary import left_out
+from bcs_lab.corpus import Corpus
 from bcs_lab.embeddings import PairEmbeddings
 from bcs_lab.errors import CorpusError, Problem, listing
 from bcs_lab.files import write_json, write_text
@@ -34,7 +33,7 @@ from bcs_lab.results import (
     write_results,
 )
 from bcs_lab.split import Split, concept_key, make_split
-from bcs_lab.tasks.inputs import embed, open_corpus, open_store
+from bcs_lab.tasks.inputs import embed, open_corpus, open_store, report_skipped
 from bcs_lab.tracking import Tracker, tracking
 
 log = logging.getLogger(__name__)
@@ -146,9 +145,7 @@ def train(
     corpus, embeddings = embed(prepared.corpus, config.encoder, open_store(config.store, base))
     # Pairs with broken images are gone by now, if rows are skipped.
     split = prepared.split if len(corpus) == len(prepared.corpus) else divide(corpus, config)
-    if corpus.skipped:
-        write_skipped(corpus.skipped, out / "skipped.csv")
-        log.warning("%s, listed in %s", left_out(corpus.skipped), out / "skipped.csv")
+    report_skipped(corpus, out)
 
     answers = teacher_answers(corpus.answers, corpus.teachers, teachers)
     targets = consensus(answers)
