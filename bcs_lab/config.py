@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bcs_lab.catalogue import wrong_corpus_keys
+from bcs_lab.encoders import ENCODER_GROUPS, group_label, list_encoders
 from bcs_lab.errors import ConfigError
 
 
@@ -62,13 +63,6 @@ class CorpusConfig(Section):
         return self
 
 
-#: Groups of encoders that have a name of their own, as in conf/encoder.
-ENCODER_GROUPS: Mapping[str, list[str]] = {
-    "fusion": ["siglip", "clip", "dinov3"],
-    "embedded": ["efficientnet_lite2", "efficientnet_lite0", "lowlevel"],
-}
-
-
 class EncoderConfig(Section):
     """Which frozen encoders, in which order, and how they compute.
 
@@ -88,7 +82,7 @@ class EncoderConfig(Section):
     @property
     def label(self) -> str:
         """The name of the group that ``names`` is, else the names."""
-        return next((group for group, names in ENCODER_GROUPS.items() if names == self.names), "+".join(self.names))
+        return group_label(self.names)
 
     @property
     def given_options(self) -> dict[str, dict[str, Any]]:
@@ -119,9 +113,7 @@ class EncoderConfig(Section):
         Raises:
             ConfigError: say which setting chooses an encoder.
         """
-        from bcs_lab.encoders import list_encoders
-
-        promised = ENCODER_GROUPS.get(self.name, [self.name] if self.name in list_encoders() else None)
+        promised = ENCODER_GROUPS.get(self.name, (self.name,) if self.name in list_encoders() else None)
         if promised is not None and not set(self.names) & set(promised):
             raise ConfigError(
                 f"encoder.name={self.name} is only a label and the encoders are {', '.join(self.names)}; choose "

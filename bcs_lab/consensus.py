@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bcs_lab.errors import ConfigError
-
-WeightScheme = Literal["variance", "step", "uniform"]
 
 #: Names of the agreement weights, the paper's first.
 WEIGHT_SCHEMES: tuple[str, ...] = ("variance", "step", "uniform")

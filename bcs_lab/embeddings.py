@@ -26,7 +26,7 @@ from bcs_lab.corpus.schema import Corpus
 from bcs_lab.encoders import LIBRARIES, encoder_spec, list_encoders, load_encoder, unknown_encoder
 from bcs_lab.encoders.base import FrozenEncoder, normalise
 from bcs_lab.encoders.npz import ROLES, read_npz
-from bcs_lab.errors import CorpusError, EncoderError, ImageError, Problem, StoreError, listing
+from bcs_lab.errors import CorpusError, EncoderError, ImageError, StoreError, listing
 from bcs_lab.store import EmbeddingStore
 
 logger = logging.getLogger(__name__)
@@ -427,7 +427,7 @@ class _Job:
                 reason = slot if isinstance(slot, str) else images.broken.get(images.keys[slot])
                 if reason is not None:
                     bad[pair] = True
-                    problems.append(_problem(self.corpus, pair, f"{role} image: {reason}"))
+                    problems.append(self.corpus.problem(pair, f"{role} image: {reason}"))
         corpus = self.corpus
         if problems:
             if corpus.on_bad_row != "skip":
@@ -534,15 +534,6 @@ def _ahead(
             yield done, [future.result() for future in futures]
     for done, futures in waiting:
         yield done, [future.result() for future in futures]
-
-
-def _problem(corpus: Corpus, pair: int, message: str) -> Problem:
-    where = corpus.where[pair] if corpus.where else corpus.name
-    file, colon, row = where.rpartition(":")
-    pair_id = str(corpus.pairs["pair_id"].iloc[pair])
-    if colon and row.isdigit():
-        return Problem(file, int(row), message, pair_id)
-    return Problem(where, None, message, pair_id)
 
 
 # --- imported embeddings ---------------------------------------------------------------------------------------------

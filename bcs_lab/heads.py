@@ -146,7 +146,28 @@ class ContinuousHead(Head):
         return HeadOutput(torch.sigmoid(self.out(self.trunk(x))))
 
 
-class OrdinalHead(Head):
+class LevelHead(Head):
+    """Base of the heads with three levels a question: a weighted sum of squared error and cross-entropy."""
+
+    snap = True
+
+    def __init__(self, mse_weight: float, ce_weight: float) -> None:
+        super().__init__()
+        self.mse_weight, self.ce_weight = mse_weight, ce_weight
+
+    def cross_entropy(self, logits: Tensor, target: Tensor) -> Tensor:
+        """[n, n_questions, 3] level logits and [n, n_questions] targets -> [n, n_questions]."""
+        raise NotImplementedError
+
+    def loss(self, output: HeadOutput, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """See the class; sums as in :meth:`Head.loss`."""
+        assert output.logits is not None
+        square = (output.prediction - target) ** 2
+        cross_entropy = self.cross_entropy(output.logits, target)
+        return _weighted(weight, self.mse_weight * square + self.ce_weight * cross_entropy)
+
+
+class OrdinalHead(LevelHead):
     """Three ordered levels a question on the same trunk; the prediction is the expected level (Sections 5.4, 5.5).
 
     The loss is ``mse_weight`` * squared error + ``ce_weight`` * cross-entropy (1.0 and 0.35 in Table 13). A median
@@ -162,8 +183,6 @@ class OrdinalHead(Head):
         ce_weight: of the cross-entropy.
     """
 
-    snap = True
-
     def __init__(
         self,
         in_dim: int,
@@ -174,25 +193,21 @@ class OrdinalHead(Head):
         mse_weight: float = 1.0,
         ce_weight: float = 0.35,
     ) -> None:
-        super().__init__()
+        super().__init__(mse_weight, ce_weight)
         self.trunk = Trunk(in_dim, hidden, blocks, dropout)
         self.out = nn.Linear(hidden, N_LEVELS * n_questions)
-        self.mse_weight, self.ce_weight = mse_weight, ce_weight
 
     def forward(self, x: Tensor) -> HeadOutput:
         """[n, in_dim] -> predictions in [0, 1] and level logits."""
         logits = self.out(self.trunk(x)).unflatten(1, (-1, N_LEVELS))
         return HeadOutput(_expected_level(logits), logits)
 
-    def loss(self, output: HeadOutput, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """See the class; sums as in :meth:`Head.loss`."""
-        assert output.logits is not None
-        cross_entropy = -(soft_levels(target) * output.logits.log_softmax(dim=-1)).sum(dim=-1)
-        square = (output.prediction - target) ** 2
-        return _weighted(weight, self.mse_weight * square + self.ce_weight * cross_entropy)
+    def cross_entropy(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Against the mass of each target on the levels."""
+        return -(soft_levels(target) * logits.log_softmax(dim=-1)).sum(dim=-1)
 
 
-class PrototypeHead(Head):
+class PrototypeHead(LevelHead):
     """The authors' ordinal prototype head (their published code; the paper does not describe it).
 
     Three learned prototypes a question, compared with the normalised trunk output by a scaled cosine. The prediction is
@@ -209,7 +224,6 @@ class PrototypeHead(Head):
         ce_weight: of the cross-entropy.
     """
 
-    snap = True
     ordinal_share = 0.75
 
     def __init__(
@@ -222,13 +236,12 @@ class PrototypeHead(Head):
         mse_weight: float = 1.0,
         ce_weight: float = 0.35,
     ) -> None:
-        super().__init__()
+        super().__init__(mse_weight, ce_weight)
         self.trunk = Trunk(in_dim, hidden, blocks, dropout)
         self.prototypes = nn.Parameter(0.02 * torch.randn(n_questions, N_LEVELS, hidden))
         self.bias = nn.Parameter(torch.zeros(n_questions, N_LEVELS))
         self.temperature = nn.Parameter(torch.tensor(1.0))
         self.value = nn.Linear(hidden, n_questions)
-        self.mse_weight, self.ce_weight = mse_weight, ce_weight
 
     def forward(self, x: Tensor) -> HeadOutput:
         """[n, in_dim] -> predictions in [0, 1] and level logits."""
@@ -240,13 +253,10 @@ class PrototypeHead(Head):
         mixed = self.ordinal_share * _expected_level(logits) + (1.0 - self.ordinal_share) * value
         return HeadOutput(mixed, logits)
 
-    def loss(self, output: HeadOutput, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """See the class; sums as in :meth:`Head.loss`."""
-        assert output.logits is not None
+    def cross_entropy(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Against the one level a target is rounded to."""
         level = (2.0 * target).round().clamp(0, N_LEVELS - 1).long()  # torch rounds halves to even
-        cross_entropy = F.cross_entropy(output.logits.flatten(0, 1), level.flatten(), reduction="none").view_as(target)
-        square = (output.prediction - target) ** 2
-        return _weighted(weight, self.mse_weight * square + self.ce_weight * cross_entropy)
+        return F.cross_entropy(logits.flatten(0, 1), level.flatten(), reduction="none").view_as(target)
 
 
 class CoralHead(Head):

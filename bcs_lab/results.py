@@ -186,7 +186,6 @@ def prediction_table(scores: Scores, corpus: Corpus) -> pd.DataFrame:
 
 def axis_columns(scores: Scores, protocol: Protocol) -> dict[str, tuple[Floats, Floats, Floats]]:
     """Axis -> consensus, reported prediction, and standard deviation over the members' own axis scores, [n_pairs]."""
-    names = ("t_pas", "t_sas")
     targets = axis_scores(scores.target, protocol)
 
     def of(values: Floats) -> tuple[Floats, Floats]:
@@ -199,7 +198,7 @@ def axis_columns(scores: Scores, protocol: Protocol) -> dict[str, tuple[Floats, 
     members = [of(raw) for raw in scores.members]
     return {
         name: (targets[index], predictions[index], np.std([member[index] for member in members], axis=0))
-        for index, name in enumerate(names)
+        for index, name in enumerate(AXES)
     }
 
 
@@ -269,7 +268,10 @@ def write_results(
     curves = pd.DataFrame([{"seed": member.seed, **row} for member in members for row in member.history])
     write_text(out / "curves.csv", curves.to_csv(index=False))
     test = scores.split.indices("test")
-    axes = {AXES[key]: [part[test] for part in parts] for key, parts in axis_columns(scores, corpus.protocol).items()}
+    axes = {
+        name: [predictions[f"{key}_{part}"].to_numpy()[test] for part in ("target", "prediction", "std")]
+        for key, name in AXES.items()
+    }
     on_test = metrics["ensemble"]
     notes = {
         name: f"r = {number(on_test[f'{key}_r'])}, MAE = {number(on_test[f'{key}_mae'])}"

@@ -10,8 +10,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from bcs_lab.catalogue import choices, config_dir
-from bcs_lab.config import ENCODER_GROUPS, EmbedConfig, ExportConfig, ShowConfig, TrainConfig, parse
-from bcs_lab.encoders import encoder_spec, list_encoders
+from bcs_lab.config import EmbedConfig, ExportConfig, ShowConfig, TrainConfig, parse
+from bcs_lab.encoders import ENCODER_GROUPS, encoder_spec, list_encoders
 from bcs_lab.errors import ConfigError
 from bcs_lab.launch import resolve
 
@@ -133,7 +133,7 @@ def test_a_label_cannot_claim_other_encoders() -> None:
 
 @pytest.mark.parametrize("group", ENCODER_GROUPS)
 def test_encoder_groups_are_those_of_the_configs(group: str) -> None:
-    assert parse(TrainConfig, settings(f"encoder={group}")).encoder.names == ENCODER_GROUPS[group]
+    assert parse(TrainConfig, settings(f"encoder={group}")).encoder.names == list(ENCODER_GROUPS[group])
 
 
 @pytest.mark.parametrize(

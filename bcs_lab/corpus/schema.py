@@ -120,6 +120,15 @@ class Corpus:
         """Absolute path of the reconstruction of pair ``i``."""
         return self._file("reconstruction_path", i)
 
+    def problem(self, i: int, message: str) -> Problem:
+        """A problem of pair ``i``, placed at its row where that is known."""
+        where = self.where[i] if self.where else self.name
+        file, colon, row = where.rpartition(":")
+        pair_id = str(self.pairs["pair_id"].iloc[i])
+        if colon and row.isdigit():
+            return Problem(file, int(row), message, pair_id)
+        return Problem(where, None, message, pair_id)
+
     def _file(self, column: str, i: int) -> Path:
         text = str(self.pairs[column].iloc[i])
         if self.root is None or not text:

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module, resources
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-from PIL import Image
+from typing import Any
 
 from bcs_lab.encoders.base import FrozenEncoder
 from bcs_lab.errors import EncoderError
@@ -20,6 +17,8 @@ from bcs_lab.errors import EncoderError
 FUSION = ("siglip", "clip", "dinov3")
 #: Encoders whose weights come with the package's dependencies.
 EMBEDDED = ("efficientnet_lite2", "efficientnet_lite0", "lowlevel")
+#: Groups of encoders with a name of their own, as in conf/encoder.
+ENCODER_GROUPS: Mapping[str, tuple[str, ...]] = {"fusion": FUSION, "embedded": EMBEDDED}
 #: Libraries that load any of their models by `LIBRARY:MODEL[@revision]`.
 LIBRARIES = ("timm", "open_clip", "transformers")
 
@@ -37,27 +36,14 @@ _GENERIC_OPTIONS = {
 }
 
 
-class Encoder(Protocol):
-    """A frozen image encoder."""
+def group_label(names: Sequence[str]) -> str:
+    """What a table calls these encoders: the name of their group, else their names.
 
-    @property
-    def name(self) -> str:
-        """As asked for."""
-        ...
-
-    @property
-    def dim(self) -> int:
-        """Length of an embedding."""
-        ...
-
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        """Everything that changes the numbers, JSON-able, without paths."""
-        ...
-
-    def embed(self, images: Sequence[Image.Image]) -> np.ndarray:
-        """RGB images to float32 ``[n, dim]`` with L2-normalised rows."""
-        ...
+    Example:
+        >>> group_label(["siglip", "clip", "dinov3"]), group_label(["siglip", "lowlevel"])
+        ('fusion', 'siglip+lowlevel')
+    """
+    return next((group for group, members in ENCODER_GROUPS.items() if members == tuple(names)), "+".join(names))
 
 
 @dataclass(frozen=True)

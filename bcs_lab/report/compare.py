@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, PackageLoader, select_autoescape
 
-from bcs_lab.config import ENCODER_GROUPS
+from bcs_lab.encoders import group_label
 from bcs_lab.errors import RunError
 from bcs_lab.files import read_json, write_text
 from bcs_lab.report import figures
@@ -102,7 +102,7 @@ def encoder_label(used: Sequence[str]) -> str:
     if len(used) == 1:
         return used[0]
     names = [name.split(" (stand-in ")[0] for name in used]
-    group = next((group for group, members in ENCODER_GROUPS.items() if members == names), "+".join(names))
+    group = group_label(names)
     return f"{group} (stand-ins)" if names != list(used) else group
 
 

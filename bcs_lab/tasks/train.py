@@ -20,7 +20,7 @@ from bcs_lab.config import TrainConfig, parse
 from bcs_lab.consensus import agreement_weight, consensus, select_teachers, teacher_answers
 from bcs_lab.corpus import Corpus
 from bcs_lab.embeddings import PairEmbeddings
-from bcs_lab.errors import CorpusError, Problem, listing
+from bcs_lab.errors import CorpusError, listing
 from bcs_lab.files import write_json, write_text
 from bcs_lab.results import (
     Scores,
@@ -216,7 +216,7 @@ def with_targets(corpus: Corpus, teachers: Sequence[str]) -> Corpus:
     if answered.all():
         return corpus
     problems = [
-        _problem(corpus, index, f"no answer from {', '.join(teachers)}") for index in np.flatnonzero(~answered).tolist()
+        corpus.problem(index, f"no answer from {', '.join(teachers)}") for index in np.flatnonzero(~answered).tolist()
     ]
     if corpus.on_bad_row == "error" or not answered.any():
         raise CorpusError(
@@ -226,12 +226,6 @@ def with_targets(corpus: Corpus, teachers: Sequence[str]) -> Corpus:
     kept = corpus.subset(answered)
     kept.skipped = [*corpus.skipped, *problems]
     return kept
-
-
-def _problem(corpus: Corpus, index: int, message: str) -> Problem:
-    pair_id = str(corpus.pairs["pair_id"].iloc[index])
-    file, _, row = (corpus.where[index] if corpus.where else corpus.name).rpartition(":")
-    return Problem(file, int(row), message, pair_id) if row.isdigit() else Problem(corpus.name, None, message, pair_id)
 
 
 def divide(corpus: Corpus, config: TrainConfig) -> Split:
