@@ -12,10 +12,11 @@ import pytest
 import torch
 from small import make_data, make_embeddings, make_pairs
 
-from bcs_lab.ensemble import FORMAT_VERSION, Ensemble, combine
+from bcs_lab.ensemble import Ensemble, combine
 from bcs_lab.errors import ModelError, RunError
 from bcs_lab.fit import train_ensemble
 from bcs_lab.members import MemberResult
+from bcs_lab.model_files import FORMAT_VERSION, _digest
 from bcs_lab.snapping import fit_thresholds
 from bcs_lab.split import Split, make_split
 from bcs_lab.teachers.protocol import BCS12
@@ -79,6 +80,7 @@ def test_saved_and_loaded_predicts_what_training_said(trained: Any, ensemble: En
     members, embeddings, *_ = trained
     folder = ensemble.save(tmp_path / "run" / "ensemble")
     assert sorted(p.name for p in folder.iterdir()) == [
+        "README.md",
         "ensemble.json",
         "member-13.safetensors",
         "member-7.safetensors",
@@ -110,6 +112,7 @@ def test_manifest_is_complete_and_plain(trained: Any, tmp_path: Path) -> None:
         "stand_in": None,
         "fingerprint": {"model": "made up"},
         "dim": 8,
+        "options": {},
     }
     assert manifest["split"] == {"scheme": "concept", "seed": 42, "hash": split.hash}
     assert manifest["teachers"] == ["a", "b"]
@@ -131,7 +134,7 @@ def test_saving_again_replaces_the_whole_and_nothing_else(trained: Any, ensemble
     members, embeddings, targets, split = trained
     folder = ensemble.save(tmp_path / "e")
     assemble(members[:1], embeddings, targets, split).save(folder)
-    assert sorted(p.name for p in folder.iterdir()) == ["ensemble.json", "member-7.safetensors"]
+    assert sorted(p.name for p in folder.iterdir()) == ["README.md", "ensemble.json", "member-7.safetensors"]
     assert [p.name for p in tmp_path.iterdir()] == ["e"]
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(ModelError, match="not part of an ensemble"):
@@ -153,7 +156,7 @@ def test_a_crash_while_saving_leaves_the_old_one(
     def fail(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bcs_lab.ensemble.write_json", fail)
+    monkeypatch.setattr("bcs_lab.model_files.write_json", fail)
     with pytest.raises(KeyboardInterrupt):
         ensemble.save(folder)
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
@@ -193,7 +196,9 @@ def test_one_changed_byte_is_found(ensemble: Ensemble, tmp_path: Path) -> None:
 
 def edit(folder: Path, **changes: Any) -> None:
     path = folder / "ensemble.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    manifest = json.loads(path.read_text()) | changes
+    manifest["sha256"] = _digest(manifest)
+    path.write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def load_corpus(
     max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS,
     protocol: Protocol = BCS12,
     need_images: bool = True,
+    need_answers: bool = True,
     size: str | None = None,
     seed: int | None = None,
     images: str | Path | None = None,
@@ -86,6 +87,7 @@ def load_corpus(
         max_image_pixels: largest accepted width x height of an image.
         protocol: the questions.
         need_images: ``False`` passes over all checks of image files, for embeddings computed elsewhere.
+        need_answers: ``False`` takes a manifest's pairs that no teacher has answered; other kinds always have answers.
         size: of the demo, ``small`` or ``paper``.
         seed: of a demo or simulated corpus.
         images: folder of pictures of a simulated corpus: one sub-folder a concept, or pictures only.
@@ -104,11 +106,13 @@ def load_corpus(
         raise ConfigError(f"corpus.on_bad_row: expected error or skip but got {on_bad_row!r}.")
     if isinstance(max_image_pixels, bool) or not isinstance(max_image_pixels, int) or max_image_pixels < 1:
         raise ConfigError(f"corpus.max_image_pixels: expected a whole number above 0 but got {max_image_pixels!r}.")
-    extra = {"size": size, "seed": seed, "images": images, "per_image": per_image, "cache": cache}
-    extra = {key: value for key, value in extra.items() if value is not None}
+    given = {"size": size, "seed": seed, "images": images, "per_image": per_image, "cache": cache}
+    extra: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     problem = wrong_corpus_keys(kind, extra)
     if problem:
         raise ConfigError(problem)
+    if kind == "manifest":
+        extra["need_answers"] = need_answers
     return CORPORA[kind](
         root,
         teachers_order=teachers_order,

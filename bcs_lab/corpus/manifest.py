@@ -58,6 +58,7 @@ def load_manifest(
     max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS,
     protocol: Protocol = BCS12,
     need_images: bool = True,
+    need_answers: bool = True,
 ) -> Corpus:
     """Read a corpus of one's own.
 
@@ -69,6 +70,7 @@ def load_manifest(
         max_image_pixels: size limit of an image.
         protocol: the questions.
         need_images: ``False`` passes over all checks of paths and files, for embeddings computed elsewhere.
+        need_answers: ``False`` takes pairs that no teacher has answered, and a folder without ``annotations/``.
 
     Returns:
         The corpus. Headers of all images were read; every pixel is decoded only when it is used, or when a report is
@@ -82,7 +84,8 @@ def load_manifest(
     path = _manifest_file(folder)
     found = Findings()
     table = read_table(path, path.name, found)
-    files = teacher_files(folder / "annotations", found)
+    annotated = need_answers or teachers_order is not None or (folder / "annotations").exists()
+    files = teacher_files(folder / "annotations", found) if annotated else {}
     order = order_teachers(list(files), teachers_order) if files else ()
     if table is None:
         _stop(folder, path.name, found)
@@ -101,7 +104,7 @@ def load_manifest(
     annotations = read_annotations(
         {teacher: files[teacher] for teacher in order}, ids, len(rows), known, protocol, found
     )
-    if not found.files:
+    if not found.files and need_answers:
         _check_answered(rows, annotations, found, skip=on_bad_row == "skip")
     if found.files or (found.rows and on_bad_row == "error"):
         if need_images:

@@ -21,14 +21,11 @@ from bcs_lab.corpus.images import load_image
 from bcs_lab.corpus.schema import Corpus
 from bcs_lab.errors import CorpusError, ImageError
 from bcs_lab.evaluate import axis_scores
+from bcs_lab.regimes import REGIMES, regime_codes
 from bcs_lab.report.figures import COLOURS, GRID, INK, MUTED, STYLE
 from bcs_lab.teachers.protocol import PERCEPTUAL, SEMANTIC, Protocol
 
-#: The regimes of Table 9, in its order: name and what it says.
-REGIMES = ("high P, high S", "high P, low S", "low P, high S", "low P, low S")
 UNKNOWN = "partly unknown"
-#: Where "high" begins (Table 9).
-THRESHOLD = 0.5
 
 #: No, somewhat, yes: orange-red, yellow, blue of Okabe and Ito, which also differ in lightness.
 NO, SOMEWHAT, YES = COLOURS[1], "#F0E442", COLOURS[0]
@@ -45,12 +42,7 @@ _CARD_GAP, _MARGIN = 44, 36
 
 def regimes(answers: NDArray[Any], protocol: Protocol) -> list[str]:
     """Regime of each pair by the T-PAS and T-SAS of ``answers`` ``[n, n_questions]``."""
-    perceptual, semantic = axis_scores(answers, protocol)
-    result = []
-    for p, s in zip(perceptual.tolist(), semantic.tolist(), strict=True):
-        known = p == p and s == s
-        result.append(REGIMES[2 * (p < THRESHOLD) + (s < THRESHOLD)] if known else UNKNOWN)
-    return result
+    return [REGIMES.get(code, UNKNOWN) for code in regime_codes(*axis_scores(answers, protocol))]
 
 
 def choose_pairs(corpus: Corpus, n: int, seed: int) -> list[int]:
@@ -65,7 +57,7 @@ def choose_pairs(corpus: Corpus, n: int, seed: int) -> list[int]:
     """
     order = np.random.default_rng(seed).permutation(len(corpus)).tolist()
     regime = regimes(consensus(corpus.answers), corpus.protocol)
-    waiting = {name: [i for i in order if regime[i] == name] for name in (*REGIMES, UNKNOWN)}
+    waiting = {name: [i for i in order if regime[i] == name] for name in (*REGIMES.values(), UNKNOWN)}
     concepts, methods = corpus.pairs["concept"].tolist(), corpus.pairs["method"].tolist()
     chosen: list[int] = []
     used: dict[str, int] = {}
@@ -78,7 +70,7 @@ def choose_pairs(corpus: Corpus, n: int, seed: int) -> list[int]:
                 chosen.append(best)
                 for key in (f"c {concepts[best]}", f"m {methods[best]}"):
                     used[key] = used.get(key, 0) + 1
-    place = {name: at for at, name in enumerate((*REGIMES, UNKNOWN))}
+    place = {name: at for at, name in enumerate((*REGIMES.values(), UNKNOWN))}
     return sorted(chosen, key=lambda i: (place[regime[i]], chosen.index(i)))
 
 

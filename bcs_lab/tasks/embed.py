@@ -28,7 +28,7 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
         path = absolute(config.path, start)
         if path is None:
             raise ConfigError("path: source=npz needs path=FILE, an npz with the arrays ids, reference, reconstruction")
-        corpus = open_corpus(config.corpus, start, need_images=False)
+        corpus = open_corpus(config.corpus, start, need_images=False, need_answers=False)
         summary = import_npz(corpus, path, config.encoder.name, store, overwrite=config.overwrite)
         print(f"{summary}\nTrain on them with: encoder=stored encoder.names=[{config.encoder.name}]")
         return {"corpus": corpus.name, "encoders": [config.encoder.name], "skipped": len(corpus.skipped)}
@@ -36,7 +36,7 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     if config.path is not None:
         raise ConfigError("path: only source=npz reads a file; add source=npz, or leave path out")
     config.encoder.check_name()
-    corpus = open_corpus(config.corpus, start)
+    corpus = open_corpus(config.corpus, start, need_answers=False)
     corpus, embeddings = embed(corpus, config.encoder, store)
     report_skipped(corpus, out)
     for part in embeddings:

@@ -14,13 +14,17 @@ from bcs_lab.store import EmbeddingStore
 log = logging.getLogger(__name__)
 
 
-def open_corpus(config: CorpusConfig, base: Path, *, need_images: bool = True) -> Corpus:
+def open_corpus(
+    config: CorpusConfig, base: Path, *, need_images: bool = True, need_answers: bool = True, skip: bool = False
+) -> Corpus:
     """The corpus of the settings.
 
     Args:
         config: which corpus.
         base: folder that a relative root starts at.
         need_images: whether an encoder may have to look at the images; if not, they may be absent.
+        need_answers: whether a teacher must have answered; if not, there may be no annotations.
+        skip: leave bad rows out whatever the settings say.
     """
     folders = {
         key: absolute(value, base) for key, value in (("images", config.images), ("cache", config.cache)) if value
@@ -29,9 +33,10 @@ def open_corpus(config: CorpusConfig, base: Path, *, need_images: bool = True) -
         config.kind,
         absolute(config.root, base),
         teachers_order=config.teachers,
-        on_bad_row=config.on_bad_row,
+        on_bad_row="skip" if skip else config.on_bad_row,
         max_image_pixels=config.max_image_pixels,
         need_images=need_images,
+        need_answers=need_answers,
         **{**config.extra, **folders},
     )
 

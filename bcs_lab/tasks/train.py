@@ -121,7 +121,7 @@ def train(
     Args:
         config: checked settings.
         out: folder of the run; gets ``metrics.json``, ``predictions.parquet``, ``split.parquet``, ``curves.csv``,
-            ``results.txt``, ``ensemble/`` and two figures. Members that an earlier, killed run finished there are kept.
+            ``coverage.json``, ``results.txt``, ``ensemble/`` and two figures. Members that an earlier, killed run finished there are kept.
         base: folder that relative paths of the settings start at.
         tracker: mirror for curves, table and figures.
         prepared: of :func:`prepare`, if it was called already.
@@ -130,6 +130,7 @@ def train(
         ConfigError: the head does not take its settings; further errors as :func:`prepare`.
         EncoderError: an encoder's weights cannot be had.
     """
+    from bcs_lab.calibrate import calibrate, coverage_line
     from bcs_lab.data import BCSDataModule
     from bcs_lab.ensemble import Ensemble
     from bcs_lab.fit import train_ensemble
@@ -181,8 +182,10 @@ def train(
         split=split,
         targets=targets,
         simulated_teachers=corpus.simulated_teachers,
+        options=config.encoder.given_options,
     )
     scores = Scores.of(members, ensemble, targets, split)
+    coverage = calibrate(ensemble, scores, embeddings, corpus)
     metrics: dict[str, Any] = {
         **evaluate_parts(scores, members, embeddings, corpus, config),
         **used,
@@ -193,6 +196,7 @@ def train(
     if corpus.truth is not None:
         write_json(out / "truth.json", evaluate_truth(scores, answers, teachers, corpus.truth, corpus, config) | used)
     ensemble.metrics = {key: metrics[key] for key in ("ensemble", "ci95", "n")}
+    write_json(out / "coverage.json", coverage)
     predictions = prediction_table(scores, corpus)
     predictions.attrs.update(used)  # travels in the Parquet file
     rows = result_rows(metrics)
@@ -201,7 +205,7 @@ def train(
         [{"kind": row.kind, "model": row.label, **dict(row.values)} for row in rows], metrics["ensemble"], figures
     )
     facts = {**used, "corpus": corpus.name, "split_hash": split.hash, "skipped": len(corpus.skipped)}
-    table = report(rows, metrics, corpus)
+    table = f"{report(rows, metrics, corpus)}\n{coverage_line(coverage)}"
     write_text(out / "results.txt", table + "\n")
     return TrainResult(metrics, predictions, table, facts)
 

@@ -15,9 +15,9 @@ from bcs_lab.consensus import consensus
 from bcs_lab.corpus import Corpus, load_corpus
 from bcs_lab.corpus.demo import make as demo
 from bcs_lab.corpus.demo.plan import plan_demo
+from bcs_lab.regimes import REGIMES
 from bcs_lab.report.contact_sheet import (
     NO,
-    REGIMES,
     SOMEWHAT,
     UNKNOWN,
     YES,
@@ -102,7 +102,7 @@ def test_pairs_are_spread_over_the_regimes() -> None:
     rows = choose_pairs(corpus, 12, 3)
     assert len(set(rows)) == 12
     regime = regimes(consensus(corpus.answers), corpus.protocol)
-    assert [regime[row] for row in rows] == [name for name in REGIMES for _ in range(3)]
+    assert [regime[row] for row in rows] == [name for name in REGIMES.values() for _ in range(3)]
     assert corpus.pairs["concept"].iloc[rows].nunique() == 12
     assert choose_pairs(corpus, 12, 3) == rows
     assert choose_pairs(corpus, 12, 4) != rows
@@ -113,7 +113,7 @@ def test_regimes_follow_table_9() -> None:
     scores = np.zeros((5, 12), dtype=np.float32)
     scores[0], scores[1, :6], scores[2, 6:] = 0.5, 1.0, 1.0
     scores[4] = np.nan
-    assert regimes(scores, BCS12) == [*REGIMES, UNKNOWN]
+    assert regimes(scores, BCS12) == [*REGIMES.values(), UNKNOWN]
     scores[3, :4] = np.nan  # two of six perceptual answers are no T-PAS
     assert regimes(scores, BCS12)[3] == UNKNOWN
 

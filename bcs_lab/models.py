@@ -1,0 +1,157 @@
+"""Where trained models come from and go to: folders, run folders, and repositories of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bcs_lab.errors import ConfigError, ModelError
+from bcs_lab.model_files import CARD, FAMILIARITY, MANIFEST
+
+if TYPE_CHECKING:
+    from bcs_lab.ensemble import Ensemble
+
+logger = logging.getLogger(__name__)
+
+#: What a model on the hub begins with: ``hf:user/repo`` or ``hf:user/repo@revision``.
+HUB = "hf:"
+#: Files of a repository that belong to a model.
+FILES = (MANIFEST, "member-*.safetensors", FAMILIARITY, CARD)
+#: Seconds for the hub to answer.
+TIMEOUT = 3.0
+
+
+def resolve_model(model: str | Path) -> Path:
+    """The folder of a trained model.
+
+    Args:
+        model: a model's folder, a run's folder (its ``ensemble/`` is taken), or ``hf:user/repo[@revision]``, which is
+            looked up in the local cache where the hub does not answer.
+
+    Raises:
+        ModelError: nothing there is a model; says what was looked for.
+    """
+    if str(model).startswith(HUB):
+        return _from_hub(str(model).removeprefix(HUB))
+    folder = Path(model).expanduser()
+    for candidate in (folder, folder / "ensemble"):
+        if (candidate / MANIFEST).is_file():
+            return candidate
+    if folder.is_file() and folder.name == MANIFEST:
+        return folder.parent
+    if not folder.exists():
+        near = f" A model on the hub is written {HUB}{model}." if str(model).count("/") == 1 else ""
+        raise ModelError(f"model={model}: there is no such folder; expected one that `bcs train` wrote.{near}")
+    raise ModelError(
+        f"model={model}: holds neither {MANIFEST} nor ensemble/{MANIFEST}; expected RUN/ensemble of a finished run "
+        "of `bcs train`."
+    )
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    repo, _, revision = name.partition("@")
+    _check_repo(repo)
+    reason = ""
+    # First the hub, since a branch may have moved; where it does not answer, what was fetched before.
+    for local in (False, True):
+        try:
+            folder = Path(
+                snapshot_download(
+                    repo,
+                    revision=revision or None,
+                    allow_patterns=list(FILES),
+                    etag_timeout=TIMEOUT,
+                    local_files_only=local,
+                )
+            )
+        except Exception as error:  # whatever the client raises, the user needs the same answer
+            reason = reason or _short(error)
+            continue
+        if local:
+            logger.warning("%s%s: the hub did not answer (%s); the copy in the local cache is used", HUB, name, reason)
+        if not (folder / MANIFEST).is_file():
+            raise ModelError(f"model={HUB}{name}: the repository holds no {MANIFEST}, so it is no model of bcs_lab.")
+        return folder
+    raise ModelError(
+        f"model={HUB}{name}: cannot be had from the hub, and the local cache does not hold it ({reason}). "
+        f"On a machine with a network: `hf download {repo}`; then copy the folder here and name it: model=DIR."
+    )
+
+
+def push_model(model: str | Path, repo: str, *, private: bool = True, message: str | None = None) -> str:
+    """Upload a model to a repository of the hub, which is made if it is not there.
+
+    The copy that goes out is loaded and verified first, and does not say where on this machine encoders lay. Logging in
+    is the client's business (``hf auth login`` or ``HF_TOKEN``).
+
+    Args:
+        model: see :func:`resolve_model`.
+        repo: ``user/name``, with or without ``hf:``.
+        private: whether a new repository is private; an existing one stays as it is.
+        message: of the commit.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        ModelError: the model is damaged, or the hub refused; says why.
+        ConfigError: ``repo`` is not a repository's name.
+    """
+    from huggingface_hub import HfApi
+
+    from bcs_lab.ensemble import Ensemble
+
+    repo = repo.removeprefix(HUB)
+    _check_repo(repo)
+    ensemble = Ensemble.load(resolve_model(model))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = portable(ensemble).save(Path(temporary) / "model")
+        card = folder / CARD
+        card.write_text(card.read_text(encoding="utf-8").replace("THIS_FOLDER", f"{HUB}{repo}"), encoding="utf-8")
+        api = HfApi(library_name="bcs_lab")
+        try:
+            api.create_repo(repo, private=private, exist_ok=True)
+            commit = api.upload_folder(
+                repo_id=repo,
+                folder_path=folder,
+                commit_message=message or f"BCS ensemble {ensemble.digest}",
+                delete_patterns=list(FILES),  # members of an earlier model must not stay behind
+            )
+        except Exception as error:  # as above
+            raise ModelError(
+                f"repo={repo}: the hub did not take the model ({_short(error)}). Log in with `hf auth login` or set "
+                "HF_TOKEN, and check that you may write to this repository."
+            ) from error
+    return str(commit.commit_url)
+
+
+def portable(ensemble: Ensemble) -> Ensemble:
+    """The same model without paths of this machine in its encoders' options."""
+    from dataclasses import replace
+
+    encoders = [
+        {**encoder, "options": {key: value for key, value in encoder["options"].items() if key != "source"}}
+        for encoder in ensemble.encoders
+    ]
+    return replace(ensemble, encoders=encoders)
+
+
+def _check_repo(repo: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise ConfigError(
+            f"{repo!r} is not the name of a hub repository, such as user/name ({_short(error)})."
+        ) from None
+
+
+def _short(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:200] + "…"
