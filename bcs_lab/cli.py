@@ -33,7 +33,7 @@ def _overview() -> str:
 def _task_help(task: Task) -> str:
     lines = [f"bcs {task.name}: {task.summary}", ""]
     if task.config is None:
-        lines += ["usage: bcs " + task.name + " DIR [DIR ...] [out=DIR]", ""]
+        lines += [f"usage: bcs {task.name} {task.usage}", ""]
     else:
         lines += [f"usage: bcs {task.name} [-m] [KEY=VALUE ...]", "", "groups (GROUP=OPTION):"]
         primary = config_dir() / f"{task.config}.yaml"

@@ -21,8 +21,7 @@ from bcs_lab.conformal import Conformal
 from bcs_lab.errors import ModelError
 from bcs_lab.familiarity import Familiarity
 from bcs_lab.features import feature_dim, fused_features
-from bcs_lab.fit import head_and_settings
-from bcs_lab.heads import HEADS, build_head
+from bcs_lab.heads import HEADS, build_head, head_and_settings
 from bcs_lab.members import MemberResult
 from bcs_lab.snapping import Thresholds, fit_thresholds, snap_to_levels
 from bcs_lab.split import Split

@@ -23,7 +23,7 @@ from torch import Tensor
 from bcs_lab.data import BCSDataModule
 from bcs_lab.errors import ConfigError, CorpusError, RunError
 from bcs_lab.features import fused_features
-from bcs_lab.heads import HEADS
+from bcs_lab.heads import head_and_settings
 from bcs_lab.members import MemberResult, load_member, member_key, save_member
 from bcs_lab.module import VAL_LOSS, BCSModule
 
@@ -324,20 +324,6 @@ def _quiet() -> Iterator[None]:
         finally:
             for log, level in zip(names, levels, strict=True):
                 log.setLevel(level)
-
-
-def head_and_settings(head: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name of a head and what it is built with; ``snap`` says how predictions are reported and is left out.
-
-    Raises:
-        ConfigError: there is no such head.
-    """
-    settings = dict(head)
-    settings.pop("snap", None)
-    name = settings.pop("name", None)
-    if name not in HEADS:
-        raise ConfigError(f"head={name}: expected one of {', '.join(HEADS)}.")
-    return name, settings
 
 
 def _checked_seeds(seeds: Sequence[int]) -> list[int]:

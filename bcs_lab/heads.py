@@ -7,6 +7,7 @@ cells however they are batched. All layers keep PyTorch's default initialisation
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -361,6 +362,20 @@ def build_head(name: str, in_dim: int, n_questions: int, **kwargs: Any) -> Head:
             f"it takes {', '.join(f'head.{key}' for key in settings)}."
         )
     return HEADS[name](in_dim, n_questions, **kwargs)
+
+
+def head_and_settings(head: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Name of a head and what it is built with; ``snap`` says how predictions are reported and is left out.
+
+    Raises:
+        ConfigError: there is no such head.
+    """
+    settings = dict(head)
+    settings.pop("snap", None)
+    name = settings.pop("name", None)
+    if name not in HEADS:
+        raise ConfigError(f"head={name}: expected one of {', '.join(HEADS)}.")
+    return name, settings
 
 
 def soft_levels(target: Tensor) -> Tensor:

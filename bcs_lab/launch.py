@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import signal
 import sys
 import time
@@ -36,7 +37,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bcs_lab import __version__
-from bcs_lab.catalogue import CORPUS_KEYS, Task, choices, config_dir
+from bcs_lab.catalogue import CORPUS_KEYS, PATHS, Task, choices, config_dir
 from bcs_lab.errors import BCSError, ConfigError, RunError
 from bcs_lab.files import read_json, write_json
 
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 RECORD = "run.json"
 #: Settings that do not change a result, so that a finished job is recognised whatever they are.
 _IRRELEVANT = ("force", "logger", "store")
+#: Settings that name input files or folders, beside those of the corpus.
+INPUTS = ("model", "reference", "reconstruction", "run", "scores", "study", "ratings")
 _DISK_ERRORS = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS),
     *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG),
@@ -54,13 +57,15 @@ _DISK_ERRORS = {
 _failure: Exception | None = None
 _sweep_dir: Path | None = None
 _sweep_failed = False
+_status = 0
 
 
 def launch(task: Task, overrides: Sequence[str]) -> int:
     """Run a task with Hydra overrides and return its exit status.
 
     Returns:
-        0 done; 1 a job of a sweep failed, or an unexpected error; 2 bad input; 130 interrupted.
+        0 done; 1 a part failed (a job of a sweep, some pairs of a scoring), or an unexpected error; 2 bad input; 130
+        interrupted.
     """
     if task.config is None:
         return _guarded(lambda: importlib.import_module(task.module).run(list(overrides)))
@@ -75,8 +80,9 @@ def launch(task: Task, overrides: Sequence[str]) -> int:
 
 
 def _hydra(task: Task, overrides: list[str]) -> int:
-    global _failure, _sweep_dir, _sweep_failed
-    _failure, _sweep_dir, _sweep_failed = None, None, False
+    global _failure, _sweep_dir, _sweep_failed, _status
+    _failure, _sweep_dir, _sweep_failed, _status = None, None, False, 0
+    overrides = [quoted(override, sweep=bool({"-m", "--multirun"} & set(overrides))) for override in overrides]
 
     def job(cfg: DictConfig) -> None:
         run_job(cfg, task.module)
@@ -85,7 +91,26 @@ def _hydra(task: Task, overrides: list[str]) -> int:
     hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=task.config)(job)()
     if _failure is not None:
         raise _failure
-    return 1 if _sweep_failed else 0
+    return 1 if _sweep_failed else _status
+
+
+def quoted(override: str, *, sweep: bool = False) -> str:
+    """An override whose value is a path, quoted for Hydra where the path holds characters of its grammar.
+
+    Args:
+        override: ``key=value`` as typed.
+        sweep: whether commas separate values, so that they are left alone.
+
+    >>> quoted("reference=my cat (1).png"), quoted("model=runs/a"), quoted("out='x y'"), quoted("encoder=siglip")
+    ("reference='my cat (1).png'", 'model=runs/a', "out='x y'", 'encoder=siglip')
+    """
+    key, equals, value = override.partition("=")
+    plain = re.fullmatch(r"[\w./@:%~+-]*" if not sweep else r"[\w./@:%~+,-]*", value)
+    if not equals or key not in PATHS or plain or value[0] in "'\"$[":
+        return override
+    if sweep and "," in value:
+        return override
+    return f"{key}='{value.replace(chr(92), chr(92) * 2).replace(chr(39), chr(92) + chr(39))}'"
 
 
 def _guarded(action: Callable[[], int | None]) -> int:
@@ -180,7 +205,9 @@ def run_job(cfg: DictConfig, module: str) -> None:
                 f"experiment={hydra_config.runtime.choices.get('experiment')} is a sweep over "
                 f"{', '.join(hydra_config.sweeper.params)}: add -m"
             )
-        _record_and_run(cfg, module, out, start, list(hydra_config.overrides.task))
+        transient = _record_and_run(cfg, module, out, start, list(hydra_config.overrides.task))
+        if transient and not any(item.startswith("hydra.run.dir=") for item in hydra_config.overrides.hydra):
+            _remove(out)
     except Exception as error:
         if hydra_config.mode == RunMode.MULTIRUN:
             message = str(error) if isinstance(error, (BCSError, OmegaConfBaseException)) else traceback.format_exc()
@@ -191,7 +218,17 @@ def run_job(cfg: DictConfig, module: str) -> None:
         gc.collect()  # trainers and their weights refer to each other; a sweep should not hold those of earlier jobs
 
 
-def _record_and_run(cfg: DictConfig, module: str, out: Path, start: Path, overrides: list[str]) -> None:
+def _remove(out: Path) -> None:
+    """Take away the folder of a run that leaves nothing behind, and ``runs/<task>/`` and ``runs/`` if they are empty."""
+    shutil.rmtree(out, ignore_errors=True)
+    with suppress(OSError):
+        for parent in list(out.parents)[:2]:
+            parent.rmdir()
+
+
+def _record_and_run(cfg: DictConfig, module: str, out: Path, start: Path, overrides: list[str]) -> bool:
+    """Run and keep the record; returns whether the task said that its folder need not stay (``transient``)."""
+    global _status
     values = resolve(cfg)
     digest = config_digest(values)
     data = data_digest(values, start)
@@ -205,7 +242,7 @@ def _record_and_run(cfg: DictConfig, module: str, out: Path, start: Path, overri
                 )
             if earlier.get("data") == data:
                 log.info("already finished, kept: %s (force=true runs it again)", out)
-                return
+                return False
             log.warning("the corpus has changed since %s finished; it is run again", out)
         record: dict[str, Any] = {
             "task": module.rsplit(".", 1)[-1],
@@ -221,8 +258,10 @@ def _record_and_run(cfg: DictConfig, module: str, out: Path, start: Path, overri
         write_json(out / RECORD, record)
         started = time.monotonic()
         try:
-            facts = importlib.import_module(module).run(values, out, start)
-            record.update(facts or {}, state="finished")
+            facts = dict(importlib.import_module(module).run(values, out, start) or {})
+            transient = bool(facts.pop("transient", False))
+            _status = int(facts.get("exit_status", 0))
+            record.update(facts, state="finished")
         except KeyboardInterrupt:
             record.update(state="interrupted", error="interrupted")
             raise
@@ -232,6 +271,7 @@ def _record_and_run(cfg: DictConfig, module: str, out: Path, start: Path, overri
         finally:
             record["seconds"] = round(time.monotonic() - started, 3)
             write_json(out / RECORD, record)
+    return transient
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:
@@ -266,19 +306,19 @@ def config_digest(values: Mapping[str, Any]) -> str:
 
 
 def data_digest(values: Mapping[str, Any], start: Path) -> str | None:
-    """Digest of names, sizes and times of all files of the corpus, so that a changed corpus is not taken for the same.
+    """Digest of names, sizes and times of all input files, so that changed input is not taken for the same.
 
     ``None`` for a corpus that ships with the package or is made from its settings.
     """
     corpus = values.get("corpus") or {}
-    folder = corpus.get("root") or corpus.get("images")
-    if not folder:
+    inputs = [corpus.get("root") or corpus.get("images"), *(values.get(key) for key in INPUTS)]
+    roots = [start / Path(str(item)).expanduser() for item in inputs if item]
+    if not roots:
         return None
-    root = start / Path(str(folder)).expanduser()
     lines = []
-    for parent, _, names in os.walk(root):
-        for name in names:
-            path = Path(parent, name)
+    for root in roots:
+        files = (Path(parent, name) for parent, _, names in os.walk(root) for name in names)
+        for path in [root] if root.is_file() else files:
             with suppress(OSError):
                 status = path.stat()
                 lines.append(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}")

@@ -20,6 +20,8 @@ Floats = NDArray[np.float64]
 
 AXES = ("t_pas", "t_sas")
 RESAMPLES = 2000
+#: With fewer shared concepts no flip of signs can be rarer than 5 in 100: nothing is tested, and Holm counts no test.
+FEWEST = 6
 #: An unknown value in a manifest.
 UNKNOWN = "na"
 
@@ -70,7 +72,7 @@ def method_differences(
     Returns:
         One mapping a pair of methods: ``first, second, concepts``, per axis the mean of first minus second over shared
         concepts, ``_lo``, ``_hi`` and ``_p``. Without a shared concept all are ``None``, with one only the difference
-        is known.
+        is known, and below :data:`FEWEST` there is no test.
     """
     labels = clusters(scores)
     per_concept = {
@@ -149,6 +151,8 @@ def _paired(
         return mean, None, None, None
     generator = np.random.default_rng(seed)
     low, high = _percentiles(gap[generator.integers(len(gap), size=(resamples, len(gap)))].mean(axis=1), level)
+    if len(gap) < FEWEST:
+        return mean, low, high, None
     flipped = np.abs((generator.choice([-1.0, 1.0], size=(resamples, len(gap))) * gap).mean(axis=1))
     # the observed signs are one of the possible flips
     p = (1 + int((flipped >= abs(mean) - 1e-12).sum())) / (1 + resamples)

@@ -51,35 +51,32 @@ def resolve_model(model: str | Path) -> Path:
 
 
 def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
+    from huggingface_hub.errors import EntryNotFoundError
 
     repo, _, revision = name.partition("@")
     _check_repo(repo)
+    asked = revision or None
     reason = ""
-    # First the hub, since a branch may have moved; where it does not answer, what was fetched before.
-    for local in (False, True):
-        try:
-            folder = Path(
-                snapshot_download(
-                    repo,
-                    revision=revision or None,
-                    allow_patterns=list(FILES),
-                    etag_timeout=TIMEOUT,
-                    local_files_only=local,
-                )
-            )
-        except Exception as error:  # whatever the client raises, the user needs the same answer
-            reason = reason or _short(error)
-            continue
-        if local:
-            logger.warning("%s%s: the hub did not answer (%s); the copy in the local cache is used", HUB, name, reason)
-        if not (folder / MANIFEST).is_file():
-            raise ModelError(f"model={HUB}{name}: the repository holds no {MANIFEST}, so it is no model of bcs_lab.")
-        return folder
-    raise ModelError(
-        f"model={HUB}{name}: cannot be had from the hub, and the local cache does not hold it ({reason}). "
-        f"On a machine with a network: `hf download {repo}`; then copy the folder here and name it: model=DIR."
-    )
+    try:
+        # One short question first: the client itself retries a dead connection for half a minute.
+        get_hf_file_metadata(hf_hub_url(repo, MANIFEST, revision=asked), timeout=TIMEOUT)
+        return Path(snapshot_download(repo, revision=asked, allow_patterns=list(FILES), etag_timeout=TIMEOUT))
+    except EntryNotFoundError:
+        raise ModelError(
+            f"model={HUB}{name}: the repository holds no {MANIFEST}, so it is no model of bcs_lab."
+        ) from None
+    except Exception as error:  # whatever the client raises, the user needs the same answer
+        reason = _short(error)
+    try:
+        folder = Path(snapshot_download(repo, revision=asked, allow_patterns=list(FILES), local_files_only=True))
+    except Exception:  # as above; the hub's own answer says more
+        raise ModelError(
+            f"model={HUB}{name}: cannot be had from the hub, and the local cache does not hold it ({reason}). "
+            f"On a machine with a network: `hf download {repo}`; then copy the folder here and name it: model=DIR."
+        ) from None
+    logger.warning("%s%s: the hub did not answer (%s); the copy in the local cache is used", HUB, name, reason)
+    return folder
 
 
 def push_model(model: str | Path, repo: str, *, private: bool = True, message: str | None = None) -> str:

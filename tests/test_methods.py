@@ -71,10 +71,10 @@ def test_p_values_against_scipy_and_holm() -> None:
     assert row["t_pas_p"] == pytest.approx(exact, abs=0.015)
     from statsmodels.stats.multitest import multipletests
 
-    many = method_differences(table(n_concepts=14, gap=0.03, seed=2))
+    many = method_differences(table(n_concepts=20, gap=0.03, seed=2))
     one_by_one = []
     for entry in many:
-        part = table(n_concepts=14, gap=0.03, seed=2)
+        part = table(n_concepts=20, gap=0.03, seed=2)
         part = part[part["method"].isin([entry["first"], entry["second"]])]
         one_by_one.append(method_differences(part)[0]["t_pas_p"])
     np.testing.assert_allclose([entry["t_pas_p"] for entry in many], multipletests(one_by_one, method="holm")[1])
