@@ -46,6 +46,10 @@ class RunError(BCSError):
     """A run folder cannot be written or read, or a job of a sweep failed."""
 
 
+class StudyError(BCSError):
+    """A study with people cannot be made, or its pictures or ratings cannot be used."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One bad row of an input.
