@@ -35,24 +35,23 @@ def _task_help(task: Task) -> str:
     if task.config is None:
         lines += [f"usage: bcs {task.name} {task.usage}", ""]
     else:
-        lines += [f"usage: bcs {task.name} [-m] [KEY=VALUE ...]", "", "groups (GROUP=OPTION):"]
         primary = config_dir() / f"{task.config}.yaml"
         text = primary.read_text(encoding="utf-8")
-        groups = [line.strip()[2:] for line in text.splitlines() if line.startswith("  - ") and ": " in line]
-        for entry in groups:
-            group, default = (part.strip() for part in entry.split(":", 1))
-            if group.startswith("override "):
-                continue
-            shown = [f"[{name}]" if name == default else name for name in choices(group)]
-            lines.append(f"  {group:<11} {' '.join(shown)}")
-        lines += ["", "settings and their defaults:"]
-        lines += [f"  {line}" for line in _settings(text)]
-        lines += ["", "settings of the groups, as in their default option:"]
-        for entry in groups:
-            group, default = (part.strip() for part in entry.split(":", 1))
-            lines += [f"  {group}.{line}" for line in _group_settings(group, default)]
+        entries = [line.strip()[2:] for line in text.splitlines() if line.startswith("  - ") and ": " in line]
+        split = [tuple(part.split("#")[0].strip() for part in entry.split(":", 1)) for entry in entries]
+        groups = [(group, default) for group, default in split if not group.startswith("override ")]
+        lines += [f"usage: bcs {task.name} [-m] [KEY=VALUE ...]", ""]
+        if groups:
+            lines += ["groups (GROUP=OPTION):"]
+            for group, default in groups:
+                shown = [f"[{name}]" if name == default else name for name in choices(group)]
+                lines.append(f"  {group:<11} {' '.join(shown)}")
+            lines.append("")
+        lines += ["settings and their defaults:", *(f"  {line}" for line in _settings(text)), ""]
+        defaults = [f"  {group}.{line}" for group, default in groups for line in _group_settings(group, default)]
+        if defaults:
+            lines += ["settings of the groups, as in their default option:", *defaults, ""]
         lines += [
-            "",
             "-m runs every combination of comma-separated values (a=1,2 b=x,y). --cfg job prints the composed config,",
             "--info defaults how it was composed, --hydra-help Hydra's own flags.",
         ]
@@ -65,7 +64,7 @@ def _group_settings(group: str, option: str) -> list[str]:
     folder = config_dir() / group
     found: dict[str, str] = {}
     for path in (folder / "_defaults.yaml", folder / f"{option}.yaml"):
-        if not path.is_file() or group.startswith("override"):
+        if not path.is_file():
             continue
         for line in path.read_text(encoding="utf-8").splitlines():
             key, colon, value = line.partition(":")

@@ -110,7 +110,9 @@ def quoted(override: str, *, sweep: bool = False) -> str:
         return override
     if sweep and "," in value:
         return override
-    return f"{key}='{value.replace(chr(92), chr(92) * 2).replace(chr(39), chr(92) + chr(39))}'"
+    # Hydra reads a backslash literally, except before a quote.
+    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + (found[2] and "\\'"), value)
+    return f"{key}='{escaped}'"
 
 
 def _guarded(action: Callable[[], int | None]) -> int:
@@ -252,6 +254,7 @@ def _record_and_run(cfg: DictConfig, module: str, out: Path, start: Path, overri
             "config": digest,
             "data": data,
             "bcs_lab": __version__,
+            "start": str(start),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": None,
         }

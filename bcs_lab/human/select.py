@@ -65,17 +65,19 @@ def criteria(t_pas: ArrayLike, t_sas: ArrayLike, coherence: str = "mean", high: 
         t_pas: [n] in [0, 1].
         t_sas: likewise.
         coherence: formula of the joint coherence.
-        high: ``dominant`` asks for one axis without the other, T-PAS (1 - T-SAS) and T-SAS (1 - T-PAS), since the
-            strata are to show where the axes part; ``plain`` for T-PAS and T-SAS themselves.
+        high: ``dominant`` asks for one axis without the other, p (1 - s) and s (1 - p), since the strata are to show
+            where the axes part; p and s are the scores' ranks in [0, 1], so that a model that uses a small part of the
+            scale selects as well as another. ``plain`` asks for T-PAS and T-SAS themselves.
     """
     p, s = np.asarray(t_pas, dtype=np.float64), np.asarray(t_sas, dtype=np.float64)
     joint = joint_coherence(p, s, coherence)
     if high not in HIGH:
         raise ValueError(f"Expected `high` to be one of {', '.join(HIGH)} but got {high!r}.")
+    rank_p, rank_s = (rankdata(axis, nan_policy="omit") / max(np.count_nonzero(~np.isnan(axis)), 1) for axis in (p, s))
     alone = high == "dominant"
     return {
-        "high_perceptual": p * (1 - s) if alone else p,
-        "high_semantic": s * (1 - p) if alone else s,
+        "high_perceptual": rank_p * (1 - rank_s) if alone else p,
+        "high_semantic": rank_s * (1 - rank_p) if alone else s,
         "highest": joint,
         "lowest": -joint,
     }

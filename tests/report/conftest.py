@@ -1,0 +1,5 @@
+"""Fixtures of the report's tests."""
+
+from browser import browser
+
+__all__ = ["browser"]
