@@ -221,7 +221,7 @@ def run_job(cfg: DictConfig, module: str) -> None:
 
 
 def _remove(out: Path) -> None:
-    """Take away the folder of a run that leaves nothing behind, and ``runs/<task>/`` and ``runs/`` if they are empty."""
+    """Take away the folder of a run that leaves nothing behind, and the folders above it if they are empty."""
     shutil.rmtree(out, ignore_errors=True)
     with suppress(OSError):
         for parent in list(out.parents)[:2]:
@@ -320,6 +320,8 @@ def data_digest(values: Mapping[str, Any], start: Path) -> str | None:
         return None
     lines = []
     for root in roots:
+        if (root / "ensemble").is_dir():  # a run given as a model: a page written beside it changes nothing
+            root = root / "ensemble"
         files = (Path(parent, name) for parent, _, names in os.walk(root) for name in names)
         for path in [root] if root.is_file() else files:
             with suppress(OSError):
