@@ -17,6 +17,7 @@ class Task:
         module: module with ``run``; imported only when the task runs.
         config: primary Hydra config, or ``None`` for a task that takes plain arguments.
         examples: commands shown by ``--help``.
+        usage: the arguments of a task without a config.
     """
 
     name: str
@@ -24,6 +25,16 @@ class Task:
     module: str
     config: str | None
     examples: tuple[str, ...]
+    usage: str = ""
+
+
+#: Settings that are paths: their values may hold characters that mean something in Hydra's grammar.
+PATHS = frozenset(
+    {
+        "model", "reference", "reconstruction", "out", "path", "run", "scores", "study", "ratings", "store", "card",
+        "questions", "corpus.root", "corpus.images", "corpus.cache",
+    }
+)  # fmt: skip
 
 
 TASKS: tuple[Task, ...] = (
@@ -40,11 +51,42 @@ TASKS: tuple[Task, ...] = (
         ),
     ),
     Task(
+        "score",
+        "score new reconstructions with a trained BCS",
+        "bcs_lab.tasks.score",
+        "score",
+        (
+            "bcs score model=runs/train/RUN reference=ref.png reconstruction=rec.png",
+            "bcs score model=runs/train/RUN reference=refs/ reconstruction=recs/ out=scores.csv",
+            "bcs score model=hf:user/repo corpus=manifest corpus.root=DIR out=scores.parquet",
+        ),
+    ),
+    Task(
+        "push",
+        "upload a trained BCS to the Hugging Face hub",
+        "bcs_lab.tasks.push",
+        None,
+        ("bcs push model=runs/train/RUN repo=user/name", "bcs push model=DIR repo=user/name private=false"),
+        usage="model=DIR repo=user/name [private=true|false] [message=TEXT]",
+    ),
+    Task(
         "compare",
         "one table and page from finished runs",
         "bcs_lab.tasks.compare",
         None,
         ("bcs compare runs/sweep/DIR", "bcs compare RUN1 RUN2 out=comparison"),
+        usage="DIR [DIR ...] [out=DIR]",
+    ),
+    Task(
+        "report",
+        "one self-contained page about a run: numbers, calibration, galleries, every pair",
+        "bcs_lab.tasks.report",
+        "report",
+        (
+            "bcs report run=runs/train/RUN                     # report.html in that folder",
+            "bcs report run=runs/score/RUN out=page.html max_mb=3",
+            "bcs report 'runs=[runs/train/A,runs/train/B]'     # beside each other",
+        ),
     ),
     Task(
         "embed",
@@ -71,6 +113,35 @@ TASKS: tuple[Task, ...] = (
         (
             "bcs corpus show corpus=demo",
             "bcs corpus show corpus=simulated corpus.images=DIR n=24 seed=1",
+        ),
+    ),
+    Task(
+        "study select",
+        "choose pairs for people to rate: high in one way only, most and least coherent (Section 5.6)",
+        "bcs_lab.tasks.study_select",
+        "study_select",
+        (
+            "bcs study select corpus=demo out=study",
+            "bcs study select corpus=manifest corpus.root=DIR model=runs/train/RUN out=study",
+            "bcs study select corpus.root=DIR scores=scores.parquet out=study stimuli=6 high_perceptual=4 "
+            "high_semantic=4 highest=2 lowest=2",
+        ),
+    ),
+    Task(
+        "study form",
+        "write the rating form of a study as one HTML file, and as a Label Studio project",
+        "bcs_lab.tasks.study_form",
+        "study_form",
+        ("bcs study form study=study out=form.html", "bcs study form study=study questions=MINE.yaml out=form.html"),
+    ),
+    Task(
+        "study analyze",
+        "agreement between raters (Table 7), and of their ratings with T-PAS and T-SAS",
+        "bcs_lab.tasks.study_analyze",
+        "study_analyze",
+        (
+            "bcs study analyze ratings=ratings study=study out=results",
+            "bcs study analyze ratings=ratings study=study kappa_weights=linear on_bad_row=skip",
         ),
     ),
 )

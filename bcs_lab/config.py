@@ -233,6 +233,32 @@ class EmbedConfig(Section):
     force: bool = False
 
 
+class ScoringEncoderConfig(Section):
+    """How the encoders of a trained model compute; which they are, the model says."""
+
+    device: str = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    batch_size: PositiveInt = 32
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    mismatch: Literal["refuse", "warn"] = "refuse"
+
+
+class ScoreConfig(Section):
+    """Settings of ``bcs score``."""
+
+    model: str
+    corpus: CorpusConfig | None = None
+    reference: str | None = None
+    reconstruction: str | None = None
+    out: str | None = None
+    coverage: Fraction = 0.9
+    part: Literal["train", "val", "test"] | None = None
+    encoder: ScoringEncoderConfig
+    bootstrap: BootstrapConfig
+    store: str
+    force: bool = False
+
+
 class ExportConfig(Section):
     """Settings of ``bcs corpus export``."""
 
@@ -253,6 +279,90 @@ class ShowConfig(Section):
     n: PositiveInt = 12
     seed: Seed = 0
     out: str | None = None
+    force: bool = False
+
+
+class ReportConfig(Section):
+    """Settings of ``bcs report``."""
+
+    run: str | None = None
+    runs: Names | None = None
+    part: Literal["train", "val", "test", "all"] = "test"
+    pairs: PositiveInt = 6
+    max_mb: Annotated[float, Field(gt=0.0)] = 8.0
+    out: str | None = None
+    force: bool = False
+
+    @model_validator(mode="after")
+    def _one_way_to_name_runs(self) -> ReportConfig:
+        if (self.run is None) == (self.runs is None):
+            found = "neither" if self.run is None else "both"
+            raise ValueError(f"run: expected run=DIR for one run or runs=[DIR,DIR] for several, got {found}")
+        return self
+
+
+class StudySelectConfig(Section):
+    """Settings of ``bcs study select``."""
+
+    corpus: CorpusConfig
+    model: str | None = None
+    scores: str | None = None
+    out: str | None = None
+    stimuli: PositiveInt = 9
+    per_stimulus: PositiveInt = 2
+    high_perceptual: Annotated[int, Field(ge=0)] = 6
+    high_semantic: Annotated[int, Field(ge=0)] = 6
+    highest: Annotated[int, Field(ge=0)] = 3
+    lowest: Annotated[int, Field(ge=0)] = 3
+    high: Literal["dominant", "plain"] = "dominant"
+    coherence: Literal["mean", "min", "harmonic", "geometric"] = "mean"
+    seed: Seed = 0
+    overwrite: bool = False
+    store: str
+    force: bool = False
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Stratum -> number of pairs."""
+        return {name: getattr(self, name) for name in ("high_perceptual", "high_semantic", "highest", "lowest")}
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> StudySelectConfig:
+        total, wanted = sum(self.sizes.values()), self.stimuli * self.per_stimulus
+        if total != wanted:
+            given = " + ".join(f"{name}={size}" for name, size in self.sizes.items())
+            raise ValueError(
+                f"sizes: {given} is {total}, expected stimuli={self.stimuli} x per_stimulus={self.per_stimulus} = "
+                f"{wanted} pairs, got {total}"
+            )
+        if self.model is not None and self.scores is not None:
+            raise ValueError(f"scores: give model or scores, not both, got {self.model!r} and {self.scores!r}")
+        return self
+
+
+class StudyFormConfig(Section):
+    """Settings of ``bcs study form``."""
+
+    study: str
+    out: str | None = None
+    questions: str | None = None
+    label_studio: Literal["inline", "local_files", "none"] = "inline"
+    overwrite: bool = False
+    force: bool = False
+
+
+class StudyAnalyzeConfig(Section):
+    """Settings of ``bcs study analyze``."""
+
+    ratings: str
+    study: str
+    out: str | None = None
+    kappa_weights: Literal["none", "linear", "quadratic"] = "none"
+    level: Literal["scale", "nominal", "ordinal", "interval"] = "scale"
+    exclude: list[str] = Field(default_factory=list)
+    fast_seconds: Annotated[float, Field(ge=0.0)] = 1.0
+    on_bad_row: Literal["error", "skip"] = "error"
+    bootstrap: BootstrapConfig
     force: bool = False
 
 

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from bcs_lab.encoders.base import FrozenEncoder, loader_fingerprint
+from bcs_lab.encoders.base import FrozenEncoder, Preprocessing, loader_fingerprint
 
 if TYPE_CHECKING:
+    import torch
+
     from bcs_lab.encoders import EncoderSpec
 
 SIZE = 64
@@ -37,6 +39,8 @@ WEIGHTS = {"colours": 1.0, "edges": 1.0, "layout": 1.0}
 DIM = COLOURS**3 + CELLS**2 * ORIENTATIONS + 3 * THUMBNAIL**2
 #: Smallest length a block is divided by.
 FLOOR = 0.05
+#: The slope of a square root is taken as it is at this height where the root is lower: it has no bound at 0.
+STEEPEST = 0.01
 
 
 def load(spec: EncoderSpec, *, options: Mapping[str, Any], device: str, dtype: str | None) -> FrozenEncoder:
@@ -53,7 +57,22 @@ def load(spec: EncoderSpec, *, options: Mapping[str, Any], device: str, dtype: s
         "loader": loader_fingerprint(),
         "dim": DIM,
     }
-    return FrozenEncoder(name=spec.name, dim=DIM, fingerprint=fingerprint, prepare=describe, forward=lambda rows: rows)
+    return FrozenEncoder(
+        name=spec.name,
+        dim=DIM,
+        fingerprint=fingerprint,
+        prepare=describe,
+        forward=lambda rows: rows,
+        preprocessing=Preprocessing(
+            size=(SIZE, SIZE),
+            resize="squash",
+            resized=(SIZE, SIZE),
+            interpolation="bicubic",
+            mean=(0.0,) * 3,
+            std=(1.0,) * 3,
+        ),
+        differentiable=describe_tensor,
+    )
 
 
 def describe(image: Image.Image) -> np.ndarray:
@@ -117,3 +136,89 @@ def colour_layout(pixels: np.ndarray) -> np.ndarray:
     side = SIZE // THUMBNAIL
     grid = pixels.reshape(THUMBNAIL, side, THUMBNAIL, side, 3).astype(np.float64)
     return grid.mean(axis=(1, 3)) / 255 - 0.5
+
+
+# --- the same in torch, with gradients -------------------------------------------------------------------------------
+
+
+def describe_tensor(pixels: torch.Tensor) -> torch.Tensor:
+    """The descriptor as a function that pixels can be moved along.
+
+    Edges and layout are the same functions as in :func:`describe`. A histogram of colours is a step function of the
+    pixels, without a useful slope: its value is kept, counted on 8-bit colours, and its slope is that of a histogram
+    in which each pixel is shared between the nearest bins of each channel. Square roots have no bounded slope at 0 and
+    get one, see :data:`STEEPEST`.
+
+    Args:
+        pixels: float ``[n, 3, SIZE, SIZE]`` in [0, 1].
+
+    Returns:
+        ``[n, DIM]`` of unit length.
+    """
+    import torch
+
+    blocks = {
+        "colours": _root(_colours(pixels)),
+        "edges": _root(_edges(pixels)).flatten(1),
+        "layout": _layout(pixels),
+    }
+    parts = []
+    for name, block in blocks.items():
+        length = torch.linalg.vector_norm(block, dim=1, keepdim=True)
+        parts.append(WEIGHTS[name] * block / length.clamp_min(FLOOR))
+    return torch.nn.functional.normalize(torch.cat(parts, dim=1), dim=1)
+
+
+def _root(values: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    steep = values < STEEPEST**2
+    gentle = values.detach().clamp_min(0).sqrt() + (values - values.detach()) / (2 * STEEPEST)
+    return torch.where(steep, gentle, torch.where(steep, 1.0, values).sqrt())
+
+
+def _colours(pixels: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    # Whole levels, as an 8-bit image has them; bins are a quarter of 256 of them.
+    levels = (pixels.detach() * 255).round()
+    hard = torch.nn.functional.one_hot((levels * COLOURS / 256).long(), COLOURS).to(pixels.dtype)
+    centres = (torch.arange(COLOURS, dtype=pixels.dtype, device=pixels.device) + 0.5) / COLOURS
+    position = pixels.clamp(float(centres[0]), float(centres[-1])).unsqueeze(-1)
+    soft = (1 - (position - centres).abs() * COLOURS).clamp_min(0)
+
+    def joint(shares: torch.Tensor) -> torch.Tensor:
+        red, green, blue = shares.flatten(2, 3).unbind(1)
+        return torch.einsum("npr,npg,npb->nrgb", red, green, blue).flatten(1) / red.shape[1]
+
+    smooth = joint(soft)
+    return smooth + (joint(hard) - smooth).detach()
+
+
+def _edges(pixels: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    luma = pixels.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+    down, right = torch.gradient((pixels * luma).sum(dim=1), dim=(1, 2))
+    flat = (down == 0) & (right == 0)
+    # Neither length nor angle of a gradient of 0 has a slope: both are computed elsewhere and masked.
+    right = torch.where(flat, 1.0, right)
+    magnitude = torch.where(flat, 0.0, (down**2 + right**2).sqrt())
+    position = torch.remainder(torch.atan2(down, right), np.pi) / np.pi * ORIENTATIONS
+    low = position.detach().floor()
+    share = position - low
+    side = SIZE // CELLS
+    rows = torch.arange(SIZE, device=pixels.device) // side
+    cell = (rows[:, None] * CELLS + rows[None, :]) * ORIENTATIONS
+    histogram = pixels.new_zeros(len(pixels), CELLS**2 * ORIENTATIONS)
+    for bins, weight in ((low, 1 - share), (low + 1, share)):
+        index = cell + bins.long() % ORIENTATIONS
+        histogram = histogram.scatter_add(1, index.flatten(1), (magnitude * weight).flatten(1))
+    return histogram / side**2
+
+
+def _layout(pixels: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    means = torch.nn.functional.avg_pool2d(pixels, SIZE // THUMBNAIL)
+    return means.permute(0, 2, 3, 1).flatten(1) - 0.5
