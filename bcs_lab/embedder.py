@@ -27,6 +27,8 @@ from bcs_lab.store import EmbeddingStore
 REMEMBERED = 4096
 #: Images looked up in the store at once.
 LOOKED_UP = 512
+#: Images of the first batch; each further one is twice as large, up to the batch size.
+FIRST_BATCH = 8
 
 #: One image's embeddings, per encoder float32 [dim].
 Vectors = tuple[np.ndarray, ...]
@@ -82,6 +84,8 @@ class ImageEmbedder:
         todo: dict[bytes, list[np.ndarray]] = {}
         names: dict[bytes, str] = {}
         slots: deque[_Slot] = deque()
+        # The first batches are smaller, so that the networks need not wait for a whole one to be decoded.
+        size = min(FIRST_BATCH, self.batch_size)
 
         with ThreadPoolExecutor(self._threads(), thread_name_prefix="decode") as pool:
             try:
@@ -108,8 +112,9 @@ class ImageEmbedder:
                     except ImageError as error:
                         slot.result = error
                     slots.append(slot)
-                    if len(todo) >= self.batch_size or (todo and len(slots) >= 4 * self.batch_size):
+                    if len(todo) >= size or (todo and len(slots) >= 4 * self.batch_size):
                         self._compute(todo, names, slots, claimed)
+                        size = min(2 * size, self.batch_size)
                     while slots and slots[0].result is not None:
                         yield slots.popleft().result  # type: ignore[misc]
                 if todo:

@@ -120,8 +120,9 @@ def train(
 
     Args:
         config: checked settings.
-        out: folder of the run; gets ``metrics.json``, ``predictions.parquet``, ``split.parquet``, ``curves.csv``,
-            ``coverage.json``, ``results.txt``, ``ensemble/`` and two figures. Members that an earlier, killed run finished there are kept.
+        out: folder of the run; gets ``metrics.json``, ``coverage.json``, ``predictions.parquet``, ``split.parquet``,
+            ``curves.csv``, ``results.txt``, ``ensemble/`` and two figures. Members that an earlier, killed run finished
+            there are kept.
         base: folder that relative paths of the settings start at.
         tracker: mirror for curves, table and figures.
         prepared: of :func:`prepare`, if it was called already.
