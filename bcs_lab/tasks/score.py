@@ -183,12 +183,19 @@ def summarise(bcs: BCS, scored: _Scored, config: ScoreConfig) -> dict[str, Any]:
         "regimes": {
             code: {"n": int(counts.get(code, 0)), "share": float(counts.get(code, 0) / len(frame))} for code in REGIMES
         },
-        "ood": {"n": int(frame["ood"].sum()), "share": float(frame["ood"].mean())},
+        "ood": _ood(frame),
         "methods": method_table(frame, **settings),
         "differences": method_differences(frame, **settings),
         "against_consensus": None if corpus is None else _against_consensus(frame, corpus, config),
     }
     return summary | {"warnings": [*_warnings(summary), *bcs.warnings]}
+
+
+def _ood(frame: pd.DataFrame) -> dict[str, Any]:
+    """Number and share of pairs with an unfamiliar picture; ``None`` where the model cannot tell."""
+    if frame["ood"].isna().any():
+        return {"n": None, "share": None}
+    return {"n": int(frame["ood"].sum()), "share": float(frame["ood"].mean())}
 
 
 def _against_consensus(frame: pd.DataFrame, corpus: Corpus, config: ScoreConfig) -> dict[str, Any] | None:
@@ -222,7 +229,7 @@ def _warnings(summary: Mapping[str, Any]) -> list[str]:
         )
     if any("stand-in" in label for label in model["encoders"]):
         found.append("STAND-INS: the model's encoders are not those asked for at training; see their names.")
-    if summary["ood"]["share"] > MANY_OOD:
+    if (summary["ood"]["share"] or 0) > MANY_OOD:
         found.append(
             f"{summary['ood']['n']} of {summary['pairs']} pairs hold a picture unlike the model's training images "
             "(ood); look at some before you trust their scores."
