@@ -67,7 +67,9 @@ TASKS: tuple[Task, ...] = (
         "bcs_lab.tasks.push",
         None,
         ("bcs push model=runs/train/RUN repo=user/name", "bcs push model=DIR repo=user/name private=false"),
-        usage="model=DIR repo=user/name [private=true|false] [message=TEXT]",
+        usage="model=DIR repo=user/name [private=true|false] [message=TEXT]\n\n"
+        "  private   whether a new repository is private (default true); an existing one stays as it is\n"
+        "  message   of the commit on the hub",
     ),
     Task(
         "compare",

@@ -33,7 +33,7 @@ def _overview() -> str:
 def _task_help(task: Task) -> str:
     lines = [f"bcs {task.name}: {task.summary}", ""]
     if task.config is None:
-        lines += [f"usage: bcs {task.name} {task.usage}", ""]
+        lines.append(f"usage: bcs {task.name} {task.usage}")
     else:
         primary = config_dir() / f"{task.config}.yaml"
         text = primary.read_text(encoding="utf-8")
@@ -102,6 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"bcs_lab {__version__}")
         return 0
     task, rest = find_task(arguments)
+    family = [candidate for candidate in TASKS if candidate.name.split()[0] == arguments[0]]
+    if task is None and family and (not arguments[1:] or arguments[1] in _HELP_FLAGS):
+        print("\n".join(f"bcs {member.name}: {member.summary}" for member in family))
+        return 0
     if task is None:
         names = [candidate.name for candidate in TASKS]
         starts = [name for name in names if name.split()[0] == arguments[0]]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bcs_lab.errors import RunError
+from bcs_lab.errors import ConfigError, RunError
 
 
 @contextmanager
@@ -26,6 +26,28 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path, key: str) -> None:
+    """Make sure before any long work that a file can be written, and make its folder.
+
+    Args:
+        path: the file.
+        key: the setting that names it, for the message.
+
+    Raises:
+        ConfigError: the folder cannot be made or written to, or the path is a folder.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{key}={path}: is a folder; expected the name of a file.")
+    probe = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"{key}={path}: cannot be written ({reason}); choose another place.") from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -242,10 +242,13 @@ def _record_and_run(cfg: DictConfig, module: str, out: Path, start: Path, overri
                     f"{out} already holds a finished run with other settings. Choose another folder "
                     "(hydra.run.dir=DIR, hydra.sweep.dir=DIR under -m) or add force=true to replace it."
                 )
-            if earlier.get("data") == data:
+            out_file = values.get("out")
+            lost = bool(out_file) and not (start / Path(str(out_file)).expanduser()).exists()
+            if earlier.get("data") == data and not lost:
                 log.info("already finished, kept: %s (force=true runs it again)", out)
                 return False
-            log.warning("the corpus has changed since %s finished; it is run again", out)
+            why = f"{out_file} is no longer there" if lost else "the input has changed"
+            log.warning("%s since %s finished; it is run again", why, out)
         record: dict[str, Any] = {
             "task": module.rsplit(".", 1)[-1],
             "state": "running",

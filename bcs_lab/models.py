@@ -33,6 +33,8 @@ def resolve_model(model: str | Path) -> Path:
     Raises:
         ModelError: nothing there is a model; says what was looked for.
     """
+    if not isinstance(model, (str, Path)) or not str(model):
+        raise ModelError(f"Expected the folder of a model or {HUB}user/repo but got {model!r}.")
     if str(model).startswith(HUB):
         return _from_hub(str(model).removeprefix(HUB))
     folder = Path(model).expanduser()
@@ -119,10 +121,13 @@ def push_model(model: str | Path, repo: str, *, private: bool = True, message: s
                 delete_patterns=list(FILES),  # members of an earlier model must not stay behind
             )
         except Exception as error:  # as above
-            raise ModelError(
-                f"repo={repo}: the hub did not take the model ({_short(error)}). Log in with `hf auth login` or set "
-                "HF_TOKEN, and check that you may write to this repository."
-            ) from error
+            answered = getattr(error, "response", None) is not None
+            advice = (
+                "Log in with `hf auth login` or set HF_TOKEN, and check that you may write to this repository."
+                if answered
+                else "It could not be reached: check the network."
+            )
+            raise ModelError(f"repo={repo}: the hub did not take the model ({_short(error)}). {advice}") from error
     return str(commit.commit_url)
 
 

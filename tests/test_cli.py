@@ -59,7 +59,6 @@ def test_train_help_shows_groups_defaults_and_settings(capsys: pytest.CaptureFix
     ("arguments", "hint"),
     [
         (["trian"], "bcs train"),
-        (["corpus"], "bcs corpus export"),
         (["corpus", "exprot"], "bcs corpus export"),
         (["zzz"], "Tasks:"),
     ],
@@ -88,3 +87,12 @@ def test_config_choices_hide_shared_parts() -> None:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("bcs_lab ")
+
+
+@pytest.mark.parametrize("arguments", [["corpus"], ["study", "--help"]])
+def test_first_word_alone_lists_its_tasks(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [task.name for task in TASKS if task.name.startswith(f"{arguments[0]} ")]
+    assert [line.split(":")[0] for line in lines] == [f"bcs {name}" for name in names]
+    assert len(names) > 1

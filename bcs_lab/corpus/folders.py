@@ -60,18 +60,24 @@ def pair_paths(reference: str | Path, reconstruction: str | Path) -> FolderPairs
     problems: list[Problem] = []
     recs = _by_key(found["reconstruction"], rec, problems)
     if ref.is_file():
-        return FolderPairs(_frame([(key, str(ref), str(path), "") for key, path in recs.items()]), problems)
+        rows = [(key, str(ref), str(path), key.rpartition("/")[0]) for key, path in recs.items()]
+        return FolderPairs(_frame(rows), problems)
     refs = _by_key(found["reference"], ref, problems)
     twice = list(problems)
     nested = not any("/" in key for key in refs) and not set(recs) & set(refs)
-    rows, used = [], set()
+    ambiguous = {Path(problem.file) for problem in twice}
+    stems = {path.relative_to(ref).with_suffix("").as_posix() for path in ambiguous if path.is_relative_to(ref)}
+    rows, used = (
+        [],
+        {path.relative_to(rec).with_suffix("").as_posix() for path in ambiguous if path.is_relative_to(rec)},
+    )
     for key, path in recs.items():
         folder, _, stem = key.rpartition("/")
         partner = stem if nested else key
         if partner in refs:
             used.add(partner)
             rows.append((key, str(refs[partner]), str(path), folder if nested else ""))
-        else:
+        elif partner not in stems:
             problems.append(Problem(str(path), None, f"reconstruction without a reference {partner!r} in {ref}"))
     problems += [
         Problem(str(path), None, f"reference without a reconstruction {key!r} in {rec}")

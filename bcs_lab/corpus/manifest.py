@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 FORMATS = (".csv", ".parquet", ".jsonl")
 UNKNOWN = "na"
+#: Columns that pairs without answers may lack.
+OPTIONAL = ("method", "subject", "concept", "rank", "candidate")
 
 #: Written into the folder of a corpus that was made rather than collected (see :mod:`bcs_lab.corpus.made`).
 MADE_INDEX = "made.json"
@@ -70,7 +72,8 @@ def load_manifest(
         max_image_pixels: size limit of an image.
         protocol: the questions.
         need_images: ``False`` passes over all checks of paths and files, for embeddings computed elsewhere.
-        need_answers: ``False`` takes pairs that no teacher has answered, and a folder without ``annotations/``.
+        need_answers: ``False`` takes pairs that no teacher has answered, a folder without ``annotations/``, and a
+            manifest with nothing but ids and paths.
 
     Returns:
         The corpus. Headers of all images were read; every pixel is decoded only when it is used, or when a report is
@@ -93,6 +96,8 @@ def load_manifest(
         found.file(path.name, "no row can be read" if found.rows else "empty manifest: it holds no pair")
         _stop(folder, path.name, found)
     rows = _Rows(table, path.name)
+    if not need_answers:
+        _fill_optional(table, path.name)
     missing = _check_columns(table, path.name, found)
     if "pair_id" in missing:
         _stop(folder, path.name, found)
@@ -224,6 +229,18 @@ class _Rows:
     def usable_ids(self) -> list[int]:
         """Positions whose pair id names exactly one row."""
         return [i for i in range(len(self)) if self.text("pair_id", i) and i not in self.repeats]
+
+
+def _fill_optional(table: Table, file: str) -> None:
+    """Without answers only the id and the two paths are needed; the other columns are then unknown."""
+    missing = [name for name in OPTIONAL if name not in table.columns]
+    near = {name: _meant(name, [c for c in table.columns if c not in PAIR_COLUMNS]) for name in missing}
+    for name, found in near.items():
+        if found is not None:
+            logger.warning("%s: no column %s; rename %r if it holds it", file, name, found)
+    table.columns.extend(missing)
+    for cells in table.cells:
+        cells.update(dict.fromkeys(missing, UNKNOWN))
 
 
 def _check_columns(table: Table, file: str, found: Findings) -> list[str]:

@@ -16,7 +16,7 @@ from bcs_lab.config import ScoreConfig, absolute, parse
 from bcs_lab.corpus import Corpus, write_skipped
 from bcs_lab.corpus.folders import FolderPairs, pair_paths
 from bcs_lab.errors import ConfigError, CorpusError, Problem, RunError, listing
-from bcs_lab.files import replacing, write_json, write_text
+from bcs_lab.files import check_writable, replacing, write_json, write_text
 from bcs_lab.methods import method_differences, method_table, verdict
 from bcs_lab.models import HUB, resolve_model
 from bcs_lab.regimes import REGIMES
@@ -57,6 +57,8 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     config = parse(ScoreConfig, values)
     _check(config)
     table = absolute(config.out, start)
+    if table is not None:
+        check_writable(table, "out")
     folder = resolve_model(config.model if config.model.startswith(HUB) else absolute(config.model, start) or "")
     source = _source(config, folder, start)
 
@@ -81,7 +83,7 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     if single:
         pair = scored.frame.iloc[0]
         print(bcs.score(pair["reference"], pair["reconstruction"], coverage=config.coverage))
-    summary = summarise(bcs, scored, config)
+    summary = summarise(bcs, scored, config, folder)
     paths = _write(scored, summary, values, out, table)
     if not single:
         print(text_summary(summary))
@@ -116,10 +118,8 @@ def _check(config: ScoreConfig) -> None:
 
 def _source(config: ScoreConfig, model: Path, start: Path) -> FolderPairs | Corpus:
     if config.corpus is None:
-        reference, reconstruction = (absolute(side, start) for side in (config.reference, config.reconstruction))
-        assert reference is not None
-        assert reconstruction is not None
-        return pair_paths(reference, reconstruction)
+        # As typed, so that the table names files as its reader does.
+        return pair_paths(str(config.reference), str(config.reconstruction))
     corpus = open_corpus(config.corpus, start, need_answers=False, skip=True)
     return corpus if config.part is None else _part(corpus, config.part, model)
 
@@ -148,12 +148,16 @@ def _score(bcs: BCS, source: FolderPairs | Corpus, config: ScoreConfig, start: P
         frame, failed = bcs.score_corpus(source, store=open_store(config.store, start), coverage=config.coverage)
         return _Scored(frame, [*source.skipped, *failed], corpus=source)
     frame = bcs.score_pairs(source.pairs, coverage=config.coverage, on_bad_row="skip")
-    failed = [Problem(**item) for item in frame.attrs.pop("skipped", [])]
+    files = dict(zip(source.pairs["pair_id"], source.pairs["reconstruction"], strict=True))
+    failed = [
+        Problem(files[item["pair_id"]], None, item["message"], item["pair_id"])
+        for item in frame.attrs.pop("skipped", [])
+    ]
     return _Scored(frame, failed, source.unmatched)
 
 
-def summarise(bcs: BCS, scored: _Scored, config: ScoreConfig) -> dict[str, Any]:
-    """The content of ``score.json``."""
+def summarise(bcs: BCS, scored: _Scored, config: ScoreConfig, folder: Path) -> dict[str, Any]:
+    """The content of ``score.json``; ``folder`` is the model's."""
     ensemble, frame, corpus = bcs.ensemble, scored.frame, scored.corpus
     settings = {"resamples": config.bootstrap.resamples, "seed": config.bootstrap.seed}
     simulated = corpus is not None and corpus.simulated_teachers
@@ -178,6 +182,7 @@ def summarise(bcs: BCS, scored: _Scored, config: ScoreConfig) -> dict[str, Any]:
         "pairs": len(frame),
         "skipped": len(scored.failed),
         "unmatched": len(scored.unmatched),
+        "trained_on": _trained_on(frame, folder),
         "coverage": config.coverage,
         "mean": {axis: float(frame[axis].mean()) for axis in AXES},
         "regimes": {
@@ -189,6 +194,29 @@ def summarise(bcs: BCS, scored: _Scored, config: ScoreConfig) -> dict[str, Any]:
         "against_consensus": None if corpus is None else _against_consensus(frame, corpus, config),
     }
     return summary | {"warnings": [*_warnings(summary), *bcs.warnings]}
+
+
+def _trained_on(frame: pd.DataFrame, folder: Path) -> int | None:
+    """How many of the scored pairs trained the model or stopped its training, by the run's ``split.parquet``.
+
+    The same id with the same concept counts, whatever the corpus is called. ``None`` where the model is not in its run.
+    """
+    from bcs_lab.split import concept_key
+
+    path = folder.parent / "split.parquet"
+    if not path.is_file():
+        return None
+    split = pd.read_parquet(path)
+    used = split[split["split"] != "test"]
+    known = set(zip(used["pair_id"].astype(str), used["concept"].map(concept_key), strict=True))
+    if "concept" not in frame:
+        return 0
+    scored = zip(frame["pair_id"].astype(str), frame["concept"].map(concept_key), strict=True)
+    return sum(pair in known for pair in scored)
+
+
+def _pairs(n: int) -> str:
+    return f"{n:,} pair{'' if n == 1 else 's'}"
 
 
 def _ood(frame: pd.DataFrame) -> dict[str, Any]:
@@ -231,11 +259,14 @@ def _warnings(summary: Mapping[str, Any]) -> list[str]:
         found.append("STAND-INS: the model's encoders are not those asked for at training; see their names.")
     if (summary["ood"]["share"] or 0) > MANY_OOD:
         found.append(
-            f"{summary['ood']['n']} of {summary['pairs']} pairs hold a picture unlike the model's training images "
+            f"{summary['ood']['n']} of {_pairs(summary['pairs'])} with a picture unlike the model's training images "
             "(ood); look at some before you trust their scores."
         )
-    if summary["corpus"] is not None and summary["corpus"] == model["corpus"] and summary["part"] != "test":
-        found.append("The model was trained on this corpus: scores of its own training pairs flatter it (part=test).")
+    if summary["trained_on"]:
+        found.append(
+            f"{_pairs(summary['trained_on'])} of {summary['pairs']:,} took part in the model's training: their scores "
+            "flatter it (part=test leaves them out)."
+        )
     return found
 
 
@@ -285,7 +316,7 @@ def text_summary(summary: Mapping[str, Any]) -> str:
     model = summary["model"]
     what = f" of {summary['corpus']}" if summary["corpus"] else ""
     lines = [
-        f"{summary['pairs']:,} pairs{what} scored by {model['digest']} ({' + '.join(model['encoders'])}; "
+        f"{_pairs(summary['pairs'])}{what} scored by {model['digest']} ({' + '.join(model['encoders'])}; "
         f"{model['head']}, {model['members']} members; teachers {', '.join(model['teachers'])})",
         "",
         *_methods_text(summary),
@@ -326,6 +357,8 @@ def _differences_text(differences: Sequence[Mapping[str, Any]], limit: int = 30)
         ["first − second, on shared concepts", "concepts", *AXES.values(), *(f"{n}: verdict" for n in AXES.values())]
     ]
     shared = [row for row in differences if row["concepts"]]
+    if not shared:
+        return ["No two methods share a concept, so that they cannot be compared."]
     for row in shared[:limit]:
         rows.append(
             [

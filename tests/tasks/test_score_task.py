@@ -296,3 +296,47 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.endswith("[]\n")
     for text in ("model", "coverage", "bcs score model="):
         assert text in done.stdout
+
+
+def test_training_pairs_are_known_whatever_the_corpus_is_called(
+    run: Path, corpus: Path, bcs: Callable[..., int], capsys: Any
+) -> None:
+    shutil.copytree(corpus, "other name")
+    assert bcs("score", f"model={run}", "corpus=manifest", "corpus.root=other name", *QUICK) == 0
+    split = pd.read_parquet(run / "split.parquet")
+    used = int((split["split"] != "test").sum())
+    assert f"{used} pairs of 40 took part in the model's training" in capsys.readouterr().out
+    unrelated = Path("elsewhere") / corpus.name
+    shutil.copytree(corpus, unrelated)
+    manifest = pd.read_csv(unrelated / "manifest.csv", dtype=str)
+    manifest.assign(concept="new " + manifest["concept"]).to_csv(unrelated / "manifest.csv", index=False)
+    assert bcs("score", f"model={run}", "corpus=manifest", f"corpus.root={unrelated}", *QUICK) == 0
+    assert "took part" not in capsys.readouterr().out
+
+
+def test_ids_and_paths_are_enough(run: Path, corpus: Path, bcs: Callable[..., int], capsys: Any) -> None:
+    shutil.copytree(corpus / "images", "least/images")
+    manifest = pd.read_csv(corpus / "manifest.csv", dtype=str)
+    manifest.rename(columns={"method": "decoder"})[
+        ["pair_id", "decoder", "reference_path", "reconstruction_path"]
+    ].to_csv("least/manifest.csv", index=False)
+    assert bcs("score", f"model={run}", "corpus=manifest", "corpus.root=least", "out=s.csv", *QUICK) == 0
+    scores = pd.read_csv("s.csv", dtype=str, keep_default_na=False)
+    assert len(scores) == 40
+    assert set(scores["method"]) == set(scores["concept"]) == {"na"}
+    assert "rename 'decoder'" in capsys.readouterr().err
+
+
+def test_out_is_tried_before_and_made_again(
+    run: Path, folders: tuple[Path, Path], bcs: Callable[..., int], capsys: Any
+) -> None:
+    given = (f"model={run}", f"reference={folders[0]}", f"reconstruction={folders[1]}", *QUICK)
+    assert bcs("score", *given, "out=/proc/x/y.csv") == 2
+    said = capsys.readouterr()
+    assert "out=/proc/x/y.csv: cannot be written" in said.err
+    assert "scor" not in said.out
+    assert bcs("score", *given, "out=s.csv", "hydra.run.dir=kept") == 0
+    Path("s.csv").unlink()
+    assert bcs("score", *given, "out=s.csv", "hydra.run.dir=kept") == 0
+    assert "s.csv is no longer there" in capsys.readouterr().err
+    assert len(pd.read_csv("s.csv")) == 12
