@@ -39,7 +39,7 @@ def calibrate(
         return {axis: column[scores.split.indices(part)] for axis, column in values.items()}
 
     ensemble.conformal = Conformal.fit(of("val", reported), of("val", consensus), concepts[scores.split.indices("val")])
-    ensemble.familiarity = Familiarity.fit(*_training_images(embeddings, scores.split.indices("train"), concepts))
+    ensemble.familiarity = training_familiarity(embeddings, scores.split.indices("train"), concepts)
     coverage = coverage_report(
         ensemble.conformal, of("test", reported), of("test", consensus), concepts[scores.split.indices("test")]
     )
@@ -53,6 +53,19 @@ def calibrate(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return coverage
+
+
+def training_familiarity(
+    embeddings: Sequence[PairEmbeddings], train: NDArray[np.integer], concepts: NDArray[Any]
+) -> Familiarity:
+    """What is familiar after training on these pairs.
+
+    Args:
+        embeddings: of all pairs, one an encoder.
+        train: positions of the training pairs.
+        concepts: [n_pairs] labels.
+    """
+    return Familiarity.fit(*_training_images(embeddings, train, concepts))
 
 
 def _training_images(

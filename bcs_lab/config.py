@@ -152,13 +152,20 @@ class SplitConfig(Section):
         return self
 
 
+class FeaturesConfig(Section):
+    """What a head sees of a pair: fused embeddings (the paper's) or similarities of several stages of the encoders."""
+
+    kind: Literal["embedding", "similarity"] = "embedding"
+
+
 class HeadConfig(BaseModel):
-    """Name of a head and its own settings, which the head checks."""
+    """Name of a head and its own settings, which the head checks; ``negatives`` is what a known negative weighs."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     name: str
     snap: bool = False
+    negatives: Annotated[float, Field(ge=0.0)] = 0.0
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -211,6 +218,7 @@ class TrainConfig(Section):
     teachers: Annotated[int, Field(strict=True)] | str | list[str]
     consensus: ConsensusConfig
     split: SplitConfig
+    features: FeaturesConfig = Field(default_factory=FeaturesConfig)
     head: HeadConfig
     optim: OptimConfig
     trainer: TrainerConfig
@@ -226,6 +234,7 @@ class EmbedConfig(Section):
 
     corpus: CorpusConfig
     encoder: EncoderConfig
+    features: FeaturesConfig = Field(default_factory=FeaturesConfig)
     source: Literal["images", "npz"]
     path: str | None = None
     overwrite: bool = False
@@ -253,6 +262,7 @@ class ScoreConfig(Section):
     out: str | None = None
     coverage: Fraction = 0.9
     part: Literal["train", "val", "test"] | None = None
+    max_image_pixels: PositiveInt = 80_000_000
     encoder: ScoringEncoderConfig
     bootstrap: BootstrapConfig
     store: str
@@ -265,6 +275,7 @@ class ExportConfig(Section):
     corpus: CorpusConfig
     encoder: EncoderConfig
     encoders: Names
+    similarities: Annotated[list[str], AfterValidator(_distinct)] = Field(default_factory=list)
     out: str
     card: str | None = None
     overwrite: bool = False
@@ -306,6 +317,7 @@ class StudySelectConfig(Section):
 
     corpus: CorpusConfig
     model: str | None = None
+    part: Literal["train", "val", "test"] | None = None
     scores: str | None = None
     out: str | None = None
     stimuli: PositiveInt = 9
@@ -337,6 +349,8 @@ class StudySelectConfig(Section):
             )
         if self.model is not None and self.scores is not None:
             raise ValueError(f"scores: give model or scores, not both, got {self.model!r} and {self.scores!r}")
+        if self.part is not None and self.model is None:
+            raise ValueError("part: only the run of a model knows parts; expected model=RUN beside it, got no model")
         return self
 
 

@@ -1,7 +1,7 @@
-"""Images in, embeddings out, in order and as they come: each content decoded once, memory that does not grow.
+"""Images in, embeddings or descriptions out, in order and as they come: each content decoded once, memory bounded.
 
-Threads read, decode and prepare what comes next for all encoders at once while the networks compute. The embeddings of
-the latest few thousand images are remembered, so that a reference that recurs costs its checksum and no more.
+Threads read, decode and prepare what comes next for all encoders at once while the networks compute. What came out for
+the latest images is remembered, so that a reference that recurs costs its checksum and no more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,15 +23,20 @@ from bcs_lab.errors import ImageError
 from bcs_lab.pixels import Picture
 from bcs_lab.store import EmbeddingStore
 
-#: Images whose embeddings are remembered; 50 MB for three encoders of 1,000 values.
+if TYPE_CHECKING:
+    from bcs_lab.similarity import Describer
+
+#: Images that are remembered; 50 MB for three encoders of 1,000 values.
 REMEMBERED = 4096
+#: Bytes that are remembered at most; descriptions are larger than embeddings: about 1,000 images of two networks.
+REMEMBERED_BYTES = 512 * 2**20
 #: Images looked up in the store at once.
 LOOKED_UP = 512
 #: Images of the first batch; each further one is twice as large, up to the batch size.
 FIRST_BATCH = 8
 
-#: One image's embeddings, per encoder float32 [dim].
-Vectors = tuple[np.ndarray, ...]
+#: What came out for one image: per encoder its embedding, float32 [dim], or per describer its description.
+Vectors = tuple[Any, ...]
 
 _Result = TypeVar("_Result")
 
@@ -45,18 +50,26 @@ class _Slot:
 
 
 class ImageEmbedder:
-    """Several encoders over a stream of images.
+    """Several encoders or describers over a stream of images.
 
     Args:
         encoders: in the order of the results.
         batch_size: images a network takes at once.
-        remembered: how many images' embeddings are kept for when they recur.
+        remembered: how many images' results are kept for when they recur.
+        remembered_bytes: how much of them at most.
     """
 
-    def __init__(self, encoders: Sequence[FrozenEncoder], batch_size: int = 32, remembered: int = REMEMBERED) -> None:
+    def __init__(
+        self,
+        encoders: Sequence[FrozenEncoder | Describer],
+        batch_size: int = 32,
+        remembered: int = REMEMBERED,
+        remembered_bytes: int = REMEMBERED_BYTES,
+    ) -> None:
         self.encoders = list(encoders)
         self.batch_size = batch_size
-        self.remembered = remembered
+        self.remembered, self.remembered_bytes = remembered, remembered_bytes
+        self._bytes = 0
         self._memory: OrderedDict[bytes, Vectors] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -72,10 +85,10 @@ class ImageEmbedder:
         Args:
             images: any number; not more than a few batches are held at a time.
             max_pixels: largest accepted width x height of a file.
-            store: embeddings found there are used; nothing is written.
+            store: embeddings found there are used; nothing is written. Descriptions are in no store.
 
         Yields:
-            Per image its embeddings, or what is wrong with it.
+            Per image its embeddings and descriptions, or what is wrong with it.
 
         Raises:
             EncoderError: a network gave values that are not finite.
@@ -89,7 +102,7 @@ class ImageEmbedder:
 
         with ThreadPoolExecutor(self._threads(), thread_name_prefix="decode") as pool:
             try:
-                if store is not None:
+                if store is not None and all(isinstance(encoder, FrozenEncoder) for encoder in self.encoders):
                     images = self._looked_up(images, store, pool)
 
                 def work(image: Picture) -> tuple[bytes, list[np.ndarray] | None]:
@@ -140,11 +153,10 @@ class ImageEmbedder:
         keys = list(todo)
         called = [names[key] for key in keys]
         parts = [
-            encoder.compute(np.stack([todo[key][number] for key in keys]), called)
+            _rows(encoder, np.stack([todo[key][number] for key in keys]), called)
             for number, encoder in enumerate(self.encoders)
         ]
-        # Copies, since a view would keep its whole batch alive.
-        fresh = {key: tuple(part[row].copy() for part in parts) for row, key in enumerate(keys)}
+        fresh = {key: tuple(part[row] for part in parts) for row, key in enumerate(keys)}
         with self._lock:
             for key, vectors in fresh.items():
                 self._remember(key, vectors)
@@ -156,10 +168,10 @@ class ImageEmbedder:
         names.clear()
 
     def _remember(self, key: bytes, vectors: Vectors) -> None:
+        self._bytes += _nbytes(vectors) - _nbytes(self._memory.pop(key, ()))
         self._memory[key] = vectors
-        self._memory.move_to_end(key)
-        while len(self._memory) > self.remembered:
-            self._memory.popitem(last=False)
+        while len(self._memory) > self.remembered or self._bytes > self.remembered_bytes:
+            self._bytes -= _nbytes(self._memory.popitem(last=False)[1])
 
     def _recall(self, key: bytes) -> Vectors | None:
         with self._lock:
@@ -180,6 +192,18 @@ class ImageEmbedder:
                 for row in np.flatnonzero(np.all([present for _, present in found], axis=0)).tolist():
                     self._remember(known[row], tuple(vectors[row].copy() for vectors, _ in found))
             yield from (replace(image, key=key) for image, key in zip(chunk, keys, strict=True))
+
+
+def _rows(encoder: FrozenEncoder | Describer, inputs: np.ndarray, names: Sequence[str]) -> Sequence[Any]:
+    """What an encoder makes of each image."""
+    if isinstance(encoder, FrozenEncoder):
+        # Copies, since a view would keep its whole batch alive.
+        return [row.copy() for row in encoder.compute(inputs, names)]
+    return encoder.forward(inputs, names)
+
+
+def _nbytes(vectors: Vectors) -> int:
+    return sum(int(part.nbytes) for part in vectors)
 
 
 def _identity(image: Picture) -> bytes | None:

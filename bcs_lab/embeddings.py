@@ -148,7 +148,7 @@ def pair_embeddings(
         raise EncoderError(f"Expected each encoder once but got {', '.join(repeated)} more than once.")
     if not only_stored:
         # Before a good name's weights are fetched, which may take minutes.
-        _all_or_error(names, lambda name: _check_known(name, corpus, store))
+        all_or_error(names, lambda name: _check_known(name, corpus, store))
     if store is None:
         with tempfile.TemporaryDirectory() as folder:
             return pair_embeddings(
@@ -156,7 +156,7 @@ def pair_embeddings(
                 batch_size=batch_size, dtype=dtype, progress=progress, only_stored=only_stored,
             )  # fmt: skip
     job = _Job(corpus, store, options or {}, stand_in or {}, device, batch_size, dtype, progress, only_stored)
-    found = _all_or_error(names, job.resolve)
+    found = all_or_error(names, job.resolve)
     filled: list[PairEmbeddings | _Pending] = []
     while found:
         # Taken off the list, so that a network's memory is free again before the next one computes.
@@ -168,7 +168,7 @@ def pair_embeddings(
 _T = TypeVar("_T")
 
 
-def _all_or_error(names: Sequence[str], work: Callable[[str], _T]) -> list[_T]:
+def all_or_error(names: Sequence[str], work: Callable[[str], _T]) -> list[_T]:
     """``work`` of every name; one error that lists those of all names that have one."""
     done, errors = [], []
     for name in names:
@@ -257,7 +257,7 @@ class _Job:
         self.corpus, self.store, self.options, self.stand_in = corpus, store, options, stand_in
         self.device, self.batch_size, self.dtype = device, batch_size, dtype
         self.progress, self.only_stored = progress, only_stored
-        self._hashed: _Images | None = None
+        self._hashed: CorpusImages | None = None
 
     def resolve(self, name: str) -> PairEmbeddings | _Pending | _Loaded:
         """Find one encoder's vectors, or load what computes them; with a stand-in where that is allowed."""
@@ -328,10 +328,10 @@ class _Job:
     # --- from images -------------------------------------------------------------------------------------------------
 
     @property
-    def images(self) -> _Images:
+    def images(self) -> CorpusImages:
         """The corpus' distinct images, hashed once."""
         if self._hashed is None:
-            self._hashed = _hash_images(self.corpus)
+            self._hashed = hash_images(self.corpus)
         return self._hashed
 
     def fill(self, loaded: _Loaded) -> _Pending:
@@ -420,28 +420,7 @@ class _Job:
         if self._hashed is None:
             return self.corpus, [item for item in found if isinstance(item, PairEmbeddings)]
         images = self._hashed
-        bad = np.zeros(len(self.corpus), dtype=bool)
-        problems = []
-        for pair, slots in enumerate(images.slots):
-            for role, slot in zip(ROLES, slots, strict=True):
-                reason = slot if isinstance(slot, str) else images.broken.get(images.keys[slot])
-                if reason is not None:
-                    bad[pair] = True
-                    problems.append(self.corpus.problem(pair, f"{role} image: {reason}"))
-        corpus = self.corpus
-        if problems:
-            if corpus.on_bad_row != "skip":
-                raise CorpusError(
-                    f"{_count(len(problems), 'image')} of corpus {corpus.name!r} cannot be used "
-                    f"({_count(int(bad.sum()), 'pair')}); mend what is listed, or leave these pairs out with "
-                    f"corpus.on_bad_row=skip:\n{listing(problems, 500)}"
-                )
-            if bad.all():
-                raise CorpusError(f"No pair of corpus {corpus.name!r} has two usable images:\n{listing(problems)}")
-            logger.warning(
-                "%s left out because of broken images:\n%s", _count(int(bad.sum()), "pair"), listing(problems, 10)
-            )
-            corpus = replace(corpus.subset(~bad), skipped=[*corpus.skipped, *problems])
+        corpus, bad = without_broken(self.corpus, images)
         kept = np.array(
             [slots for slots, left_out in zip(images.slots, bad, strict=True) if not left_out], dtype=np.int64
         )
@@ -484,7 +463,7 @@ class _Pending:
 
 
 @dataclass(frozen=True)
-class _Images:
+class CorpusImages:
     """Distinct image contents of a corpus.
 
     Attributes:
@@ -500,7 +479,8 @@ class _Images:
     broken: dict[bytes, str]
 
 
-def _hash_images(corpus: Corpus) -> _Images:
+def hash_images(corpus: Corpus) -> CorpusImages:
+    """The distinct images behind a corpus' pairs; files that cannot be read are remembered, not reported."""
     position: dict[bytes, int] = {}
     files: list[Path] = []
     known: dict[Path, int | str] = {}
@@ -519,7 +499,35 @@ def _hash_images(corpus: Corpus) -> _Images:
         return known[path]
 
     slots = [(slot(corpus.reference_file(i)), slot(corpus.reconstruction_file(i))) for i in range(len(corpus))]
-    return _Images(list(position), files, slots, {})
+    return CorpusImages(list(position), files, slots, {})
+
+
+def without_broken(corpus: Corpus, images: CorpusImages) -> tuple[Corpus, np.ndarray]:
+    """The corpus without the pairs of broken images, and which pairs these are (bool ``[n_pairs]``).
+
+    Raises:
+        CorpusError: there are some and ``on_bad_row`` is ``error``, or no pair is left; lists them all.
+    """
+    bad = np.zeros(len(corpus), dtype=bool)
+    problems = []
+    for pair, slots in enumerate(images.slots):
+        for role, slot in zip(ROLES, slots, strict=True):
+            reason = slot if isinstance(slot, str) else images.broken.get(images.keys[slot])
+            if reason is not None:
+                bad[pair] = True
+                problems.append(corpus.problem(pair, f"{role} image: {reason}"))
+    if not problems:
+        return corpus, bad
+    if corpus.on_bad_row != "skip":
+        raise CorpusError(
+            f"{_count(len(problems), 'image')} of corpus {corpus.name!r} cannot be used "
+            f"({_count(int(bad.sum()), 'pair')}); mend what is listed, or leave these pairs out with "
+            f"corpus.on_bad_row=skip:\n{listing(problems, 500)}"
+        )
+    if bad.all():
+        raise CorpusError(f"No pair of corpus {corpus.name!r} has two usable images:\n{listing(problems)}")
+    logger.warning("%s left out because of broken images:\n%s", _count(int(bad.sum()), "pair"), listing(problems, 10))
+    return replace(corpus.subset(~bad), skipped=[*corpus.skipped, *problems]), bad
 
 
 def _ahead(

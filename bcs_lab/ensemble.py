@@ -6,7 +6,7 @@ disagree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from bcs_lab.conformal import Conformal
 from bcs_lab.errors import ModelError
 from bcs_lab.familiarity import Familiarity
 from bcs_lab.features import feature_dim, fused_features
-from bcs_lab.heads import HEADS, build_head, head_and_settings
+from bcs_lab.heads import HEADS, build_head, check_features, head_and_settings
 from bcs_lab.members import MemberResult
 from bcs_lab.snapping import Thresholds, fit_thresholds, snap_to_levels
 from bcs_lab.split import Split
@@ -29,6 +29,7 @@ from bcs_lab.teachers.protocol import Protocol
 
 if TYPE_CHECKING:
     from bcs_lab.embeddings import PairEmbeddings
+    from bcs_lab.similarity import PairSimilarities
 
 
 def combine(predictions: Sequence[NDArray[np.floating]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -44,6 +45,29 @@ def combine(predictions: Sequence[NDArray[np.floating]]) -> tuple[NDArray[np.flo
         raise ValueError("Expected predictions of at least one member but got none.")
     stack = np.stack([np.asarray(part, dtype=np.float64) for part in predictions])
     return stack.mean(axis=0).astype(np.float32), stack.std(axis=0).astype(np.float32)
+
+
+def _features(
+    similarities: Sequence[PairSimilarities] | None, options: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The record of what members take, see :class:`Ensemble`."""
+    if similarities is None:
+        return {"kind": "embedding"}
+    return {
+        "kind": "similarity",
+        "names": [f"{part.name}.{name}" for part in similarities for name in part.names],
+        "parts": [
+            {
+                "name": part.name,
+                "label": part.label,
+                "stand_in": part.stand_in,
+                "fingerprint": dict(part.fingerprint),
+                "names": list(part.names),
+                "options": dict(options.get(part.stand_in or part.name, {})),
+            }
+            for part in similarities
+        ],
+    }
 
 
 @dataclass
@@ -67,6 +91,9 @@ class Ensemble:
         conformal: validation residuals, for intervals.
         familiarity: training embeddings, to tell pictures unlike them.
         provenance: corpus, its size, versions, date.
+        features: what the members take. ``kind`` is ``embedding``, or ``similarity`` with ``names`` of the columns in
+            order (``encoder.name``) and ``parts``: per encoder ``name``, ``label``, ``stand_in``, ``fingerprint``,
+            ``names`` and ``options``.
         digest: identity of the saved model; empty before it is saved.
     """
 
@@ -85,6 +112,7 @@ class Ensemble:
     conformal: Conformal | None = None
     familiarity: Familiarity | None = field(default=None, repr=False)
     provenance: dict[str, Any] = field(default_factory=dict)
+    features: dict[str, Any] = field(default_factory=lambda: {"kind": "embedding"})
     digest: str = ""
 
     @classmethod
@@ -106,13 +134,14 @@ class Ensemble:
         conformal: Conformal | None = None,
         familiarity: Familiarity | None = None,
         provenance: Mapping[str, Any] | None = None,
+        similarities: Sequence[PairSimilarities] | None = None,
     ) -> Ensemble:
         """Put trained members together; thresholds are fitted on validation if predictions are to be snapped.
 
         Args:
             members: of :func:`train_ensemble`.
             head: ``name`` of the head and its settings.
-            embeddings: what they were trained on, in fusion order.
+            embeddings: what they were trained on, in fusion order; with similarities, what familiarity is told by.
             protocol: the questions, in output order.
             teachers: whose consensus was learned.
             weight_scheme: agreement weights used.
@@ -126,8 +155,14 @@ class Ensemble:
             conformal: see the attribute.
             familiarity: likewise.
             provenance: likewise.
+            similarities: what they were trained on in place of embeddings, in the order of the columns.
+
+        Raises:
+            ConfigError: the head does not work on such features.
         """
         name, settings = head_and_settings(head)
+        features = _features(similarities, options or {})
+        check_features(name, features["kind"])
         if snap is None:
             snap = HEADS[name].snap if head.get("snap") is None else bool(head["snap"])
         thresholds = None
@@ -164,6 +199,7 @@ class Ensemble:
             conformal=conformal,
             familiarity=familiarity,
             provenance=dict(provenance or {}),
+            features=features,
         )
 
     @property
@@ -173,8 +209,13 @@ class Ensemble:
 
     @property
     def in_dim(self) -> int:
-        """Length of the pair features the members take."""
-        return feature_dim(self.dims)
+        """Length of the features the members take."""
+        return len(self.features["names"]) if self.kind == "similarity" else feature_dim(self.dims)
+
+    @property
+    def kind(self) -> str:
+        """Kind of the features: ``embedding`` or ``similarity``."""
+        return str(self.features["kind"])
 
     def predict_members(
         self,
@@ -182,16 +223,50 @@ class Ensemble:
         reconstruction: Sequence[ArrayLike | Tensor],
         batch_size: int = 1024,
     ) -> NDArray[np.float32]:
-        """Raw predictions of every member; arguments as in :meth:`predict`.
+        """Raw predictions of every member from embeddings; arguments as in :meth:`predict`.
 
         Returns:
             float32 [n_members, n_pairs, n_questions].
+
+        Raises:
+            ModelError: the embeddings do not fit, or the members take similarities.
         """
+        if self.kind != "embedding":
+            raise ModelError(
+                "The ensemble was trained with features=similarity: embeddings do not tell the similarities of a pair. "
+                "Compute those of the images and use predict_features."
+            )
         pairs = self._checked_embeddings(reference, reconstruction)
+        starts = range(0, max(len(pairs[0][0]), 1), batch_size)
+        batches = ([(a[s : s + batch_size], b[s : s + batch_size]) for a, b in pairs] for s in starts)
+        return self._predict(fused_features(batch) for batch in batches)
+
+    def predict_features(self, features: ArrayLike | Tensor, batch_size: int = 1024) -> NDArray[np.float32]:
+        """Raw predictions of every member from the features themselves.
+
+        Args:
+            features: [n, in_dim]: similarities in the order of ``features["names"]``, or fused embeddings.
+            batch_size: pairs at a time.
+
+        Returns:
+            float32 [n_members, n, n_questions].
+
+        Raises:
+            ModelError: there are more or fewer features a pair than the members take, or some are not finite.
+        """
+        values = torch.as_tensor(np.asarray(features, dtype=np.float32))
+        if values.ndim != 2 or values.shape[1] != self.in_dim:
+            raise ModelError(
+                f"Expected {self.kind} features of shape [n, {self.in_dim}], got {list(values.shape)}; use the "
+                "encoders and the version of similarities that the ensemble was trained with."
+            )
+        if not bool(torch.isfinite(values).all()):
+            raise ModelError(f"{int((~torch.isfinite(values)).sum())} features are not finite numbers.")
+        return self._predict(values.split(batch_size) if len(values) else [values])
+
+    def _predict(self, batches: Iterable[Tensor]) -> NDArray[np.float32]:
         parts: list[list[NDArray[np.float32]]] = [[] for _ in self.heads]
-        for start in range(0, max(len(pairs[0][0]), 1), batch_size):
-            batch = [(a[start : start + batch_size], b[start : start + batch_size]) for a, b in pairs]
-            features = fused_features(batch)  # once for all members
+        for features in batches:  # once for all members
             with torch.inference_mode():
                 for head, part in zip(self.heads, parts, strict=True):
                     part.append(head(features).prediction.numpy())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -95,12 +96,17 @@ class Familiarity:
                 f"Expected embeddings of sizes {[part.shape[1] for part in kept]} but got "
                 f"{[part.shape[1] for part in rows]}."
             )
-        return (1.0 - _cosine(rows, kept)).min(axis=1, initial=2.0)
+        return (1.0 - _cosine(rows, self._single[side])).min(axis=1, initial=2.0)
+
+    @cached_property
+    def _single(self) -> dict[str, list[NDArray[np.float32]]]:
+        """What is kept, in the precision of the arithmetic: widening it takes longer than the arithmetic itself."""
+        return {side: [part.astype(np.float32) for part in parts] for side, parts in self.kept.items()}
 
 
-def _cosine(rows: Sequence[NDArray[np.float32]], kept: Sequence[NDArray[np.float16]]) -> NDArray[np.float32]:
+def _cosine(rows: Sequence[NDArray[np.float32]], kept: Sequence[NDArray[np.floating]]) -> NDArray[np.float32]:
     """Cosine of every row with every kept image, averaged over the encoders: float32 [n, n_kept]."""
     total = np.zeros((len(rows[0]), len(kept[0])), dtype=np.float32)
     for a, b in zip(rows, kept, strict=True):
-        total += a @ b.astype(np.float32).T
+        total += a @ b.astype(np.float32, copy=False).T
     return total / np.float32(len(rows))

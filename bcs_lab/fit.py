@@ -1,4 +1,7 @@
-"""Train the members of an ensemble: one head a seed, stopped at its best validation loss (Table 13)."""
+"""Train the members of an ensemble: one head a seed, stopped at its best validation loss (Table 13).
+
+A head that fits itself has no epochs to stop at: it is fitted to the training part once, and its history is one line.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,9 @@ from pytorch_lightning.callbacks import Callback, EarlyStopping
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
-from bcs_lab.data import BCSDataModule
+from bcs_lab.data import Batch, BCSDataModule, features_of
 from bcs_lab.errors import ConfigError, CorpusError, RunError
-from bcs_lab.features import fused_features
-from bcs_lab.heads import head_and_settings
+from bcs_lab.heads import HEADS, FittedHead, build_head, check_features, head_and_settings
 from bcs_lab.members import MemberResult, load_member, member_key, save_member
 from bcs_lab.module import VAL_LOSS, BCSModule
 
@@ -62,8 +64,8 @@ def train_ensemble(
     """Train one member a seed, each independent of the others and of their order.
 
     Args:
-        data: embeddings, targets, weights and split; shared by all members.
-        head: ``name`` of the head and its settings (``snap`` is ignored here).
+        data: features, targets, weights and split; shared by all members.
+        head: ``name`` of the head and its settings (``snap`` and ``negatives`` are ignored here).
         optim: any of ``lr``, ``weight_decay``, ``schedule``, ``eta_min_ratio``; defaults as in Table 13.
         trainer: any of ``max_epochs``, ``patience``, ``min_delta``, ``batch_size``, ``gradient_clip_val``,
             ``accelerator``, ``precision``; defaults as in Table 13.
@@ -82,7 +84,7 @@ def train_ensemble(
         RunError: a loss stopped being a finite number; the message names seed and epoch.
     """
     checked = _checked_seeds(seeds)
-    digest = data.digest() if keep is not None else ""
+    digest = "" if keep is None else _digest(data, head)
     results = []
     for number, seed in enumerate(checked, start=1):
         path = None if keep is None else keep / f"member-{seed}.safetensors"
@@ -126,6 +128,7 @@ def train_member(
     (seed,) = _checked_seeds([seed])
     settings = _checked_settings(trainer)
     name, head_kwargs = head_and_settings(head)
+    check_features(name, data.kind)
     unknown = sorted(set(optim) - set(_OPTIM_KEYS))
     if unknown:
         raise ConfigError(f"optim: unknown keys {', '.join(unknown)}; expected {', '.join(_OPTIM_KEYS)}.")
@@ -139,11 +142,17 @@ def train_member(
         data.batch_size = settings["batch_size"]
     data.seed = seed
     label = label or f"seed {seed}"
+    if HEADS[name].FITS_ITSELF:
+        fitted = build_head(name, data.in_dim, data.n_questions, **head_kwargs)
+        assert isinstance(fitted, FittedHead)
+        return _fit_member(fitted, data, seed, label, start)
     with _quiet():
         pl.seed_everything(seed, workers=False, verbose=False)
         module = BCSModule(
             name, data.in_dim, data.n_questions, head_kwargs, max_epochs=settings["max_epochs"], **dict(optim)
         )
+        if module.head.PREPARES:
+            module.head.prepare(data.training_rows())
         best, history = BestWeights(settings["min_delta"]), History(seed)
         extra: list[Callback] = [history, best]
         if settings["patience"] is not None:
@@ -168,7 +177,7 @@ def train_member(
         _fit(fit, module, data)
     state = {key: value.detach().cpu().contiguous() for key, value in best.state.items()}
     module.head.cpu().load_state_dict(state)
-    predictions = _predict(module.head, (list(zip(b["ref"], b["rec"], strict=True)) for b in data.batches()))
+    predictions = _predict(module.head, data.batches())
     result = MemberResult(
         seed=seed,
         best_epoch=best.epoch,
@@ -188,6 +197,43 @@ def train_member(
         result.epochs / max(result.wall_s, 1e-9),
     )
     return result
+
+
+def _fit_member(head: FittedHead, data: BCSDataModule, seed: int, label: str, start: float) -> MemberResult:
+    rows = data.training_rows()
+    head.fit(rows.x, rows.y, rows.weight, seed, groups=rows.groups, directions=rows.directions)
+    head.eval()
+    predictions = _predict(head, data.batches())
+    losses = {"epoch": 1, **{f"{part}_loss": _loss(predictions, data, part) for part in ("train", "val")}}
+    result = MemberResult(
+        seed=seed,
+        best_epoch=1,
+        epochs=1,
+        state_dict={key: value.detach().clone().contiguous() for key, value in head.state_dict().items()},
+        history=[losses],
+        predictions=predictions,
+        wall_s=time.perf_counter() - start,
+    )
+    logger.info("%s: fitted, validation loss %.5f, %.1f s", label, losses["val_loss"], result.wall_s)
+    return result
+
+
+def _loss(predictions: NDArray[np.float32], data: BCSDataModule, part: str) -> float:
+    """Weighted squared error over the pairs of one part."""
+    index = data.part[part].numpy()
+    weight, target = data.weights.numpy()[index], data.targets.numpy()[index]
+    square = (predictions[index].astype(np.float64) - target) ** 2
+    return float((weight * square).sum() / weight.sum())
+
+
+def _digest(data: BCSDataModule, head: Mapping[str, Any]) -> str:
+    """What a member is made from; of a head that fits itself also the library that grows its trees."""
+    name, _ = head_and_settings(head)
+    if not HEADS[name].FITS_ITSELF:
+        return data.digest()
+    from sklearn import __version__
+
+    return f"{data.digest()} scikit-learn {__version__}"
 
 
 def _trainer(**settings: Any) -> pl.Trainer:
@@ -350,8 +396,8 @@ def _checked_settings(trainer: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _predict(head: torch.nn.Module, batches: Iterator[list[tuple[Tensor, Tensor]]]) -> NDArray[np.float32]:
+def _predict(head: torch.nn.Module, batches: Iterator[Batch]) -> NDArray[np.float32]:
     head.eval()
     with torch.inference_mode():
-        parts = [head(fused_features(batch)).prediction for batch in batches]
+        parts = [head(features_of(batch)).prediction for batch in batches]
     return torch.cat(parts).float().numpy()

@@ -28,7 +28,8 @@ class MemberResult:
         best_epoch: the epoch its weights are from, counted from 1.
         epochs: epochs that ran.
         state_dict: weights of the head at ``best_epoch``, on the CPU.
-        history: a record an epoch: ``epoch`` (from 1), ``train_loss``, ``val_loss``, ``lr``.
+        history: a record an epoch: ``epoch`` (from 1), ``train_loss``, ``val_loss``, ``lr``; of a head that fits
+            itself a single one, without ``lr``.
         predictions: float32 [n_pairs, n_questions], raw, for all pairs in corpus order.
         wall_s: seconds for training and predicting.
     """

@@ -2,7 +2,8 @@
 
 ::
 
-    ensemble.json             what the model is: encoders with fingerprints, protocol, intervals, provenance, metrics
+    ensemble.json             what the model is: features, encoders with fingerprints, protocol, intervals, provenance,
+                              metrics
     member-<seed>.safetensors     weights of one member's head
     familiarity.safetensors   training embeddings, to tell pictures unlike them
     README.md                 the model card
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from bcs_lab.ensemble import Ensemble
 
 #: Version of the files written by :func:`write_model`.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "ensemble.json"
 FAMILIARITY = "familiarity.safetensors"
 CARD = "README.md"
@@ -123,6 +124,7 @@ def read_model(folder: Path) -> Ensemble:
             metrics=manifest["metrics"],
             conformal=None if residuals is None else Conformal(residuals),
             provenance=dict(manifest["provenance"]),
+            features=_features(manifest["features"]),
             digest=str(manifest["sha256"])[:12],
         )
         files = [(str(member["file"]), str(member["sha256"])) for member in manifest["members"]]
@@ -153,6 +155,17 @@ def read_model(folder: Path) -> Ensemble:
     return ensemble
 
 
+def _features(record: Mapping[str, Any]) -> dict[str, Any]:
+    features = dict(record)
+    if features["kind"] == "similarity":
+        names = [f"{part['name']}.{name}" for part in features["parts"] for name in part["names"]]
+        if names != features["names"]:
+            raise ValueError("the names of the features are not those of their parts")
+    elif features["kind"] != "embedding":
+        raise ValueError(f"features of kind {features['kind']!r}")
+    return features
+
+
 def _manifest(
     ensemble: Ensemble, members: list[dict[str, Any]], familiarity: Mapping[str, Any] | None
 ) -> dict[str, Any]:
@@ -161,6 +174,7 @@ def _manifest(
         "format_version": FORMAT_VERSION,
         "package_version": __version__,
         "head": ensemble.head,
+        "features": ensemble.features,
         "encoders": ensemble.encoders,
         "in_dim": ensemble.in_dim,
         "protocol": ensemble.protocol,

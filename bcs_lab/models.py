@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 HUB = "hf:"
 #: Files of a repository that belong to a model.
 FILES = (MANIFEST, "member-*.safetensors", FAMILIARITY, CARD)
+#: The model that ships with the package, and its folder.
+SHIPPED = "bcs-lite"
+SHIPPED_FOLDER = Path(__file__).resolve().parent / "assets" / "bcs_lite"
 #: Seconds for the hub to answer.
 TIMEOUT = 3.0
 
@@ -27,8 +30,9 @@ def resolve_model(model: str | Path) -> Path:
     """The folder of a trained model.
 
     Args:
-        model: a model's folder, a run's folder (its ``ensemble/`` is taken), or ``hf:user/repo[@revision]``, which is
-            looked up in the local cache where the hub does not answer.
+        model: a model's folder, a run's folder (its ``ensemble/`` is taken), ``bcs-lite``, which ships with the
+            package, or ``hf:user/repo[@revision]``, which is looked up in the local cache where the hub does not
+            answer.
 
     Raises:
         ModelError: nothing there is a model; says what was looked for.
@@ -38,6 +42,8 @@ def resolve_model(model: str | Path) -> Path:
     if str(model).startswith(HUB):
         return _from_hub(str(model).removeprefix(HUB))
     folder = Path(model).expanduser()
+    if folder.name == SHIPPED and not folder.exists():
+        return SHIPPED_FOLDER
     for candidate in (folder, folder / "ensemble"):
         if (candidate / MANIFEST).is_file():
             return candidate

@@ -9,9 +9,8 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from bcs_lab.data import Batch
+from bcs_lab.data import Batch, features_of
 from bcs_lab.errors import ConfigError
-from bcs_lab.features import fused_features
 from bcs_lab.heads import HeadOutput, build_head
 
 #: Names of what is logged and monitored, each written here once.
@@ -79,7 +78,7 @@ class BCSModule(pl.LightningModule):
 
     def forward(self, batch: Batch) -> HeadOutput:
         """Predictions for one batch of the data module."""
-        return self.head(fused_features(list(zip(batch["ref"], batch["rec"], strict=True))))
+        return self.head(features_of(batch))
 
     def _sums(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return self.head.loss(self(batch), batch["target"], batch["weight"])

@@ -161,26 +161,33 @@ def scores_of(
     reference: Sequence[ArrayLike],
     reconstruction: Sequence[ArrayLike],
     coverage: float = DEFAULT_COVERAGE,
+    *,
+    similarities: ArrayLike | None = None,
 ) -> BCSScore:
-    """Scores of a batch from embeddings that are there already.
+    """Scores of a batch from embeddings, or similarities, that are there already.
 
     Args:
         ensemble: the model.
-        reference: per encoder [n, dim], in the model's order.
+        reference: per encoder [n, dim], in the model's order; not looked at where similarities are given to a model
+            that cannot tell what is unfamiliar.
         reconstruction: likewise.
         coverage: of the intervals, between 0 and 1.
+        similarities: [n, in_dim], of models that were trained on them.
 
     Returns:
         A batch of n.
 
     Raises:
-        ModelError: number or sizes of the embeddings do not fit.
+        ModelError: number or sizes of what is given do not fit.
     """
     from bcs_lab.ensemble import combine
 
     check_coverage(coverage)
     with normal_tensors():
-        members = ensemble.predict_members(reference, reconstruction)
+        if similarities is None:
+            members = ensemble.predict_members(reference, reconstruction)
+        else:
+            members = ensemble.predict_features(similarities)
     raw, std = combine(list(members))
     reported = ensemble.report(raw)
     protocol = protocol_of(ensemble)

@@ -40,6 +40,10 @@ Floats = NDArray[np.floating]
 AXES: Mapping[str, str] = {"t_pas": "T-PAS", "t_sas": "T-SAS"}
 
 
+#: Name of the strongest plain baseline: the mean of the networks' cosines.
+COSINE_MEAN = "cosine mean"
+
+
 @dataclass(frozen=True)
 class Scores:
     """Targets and predictions of all pairs, in corpus order.
@@ -100,10 +104,9 @@ def evaluate_parts(
 
     concepts = corpus.pairs["concept"].map(concept_key).to_numpy()
     baselines: dict[str, Any] = {}
-    for part in embeddings:
-        cosine = cosine_scores(part)
-        baselines[f"cosine {part.label}"] = cosine_baseline(cosine[test], target[test], protocol)
-        baselines[f"cosine {part.label}, fitted"] = on_test(cosine_line(cosine, target, train))
+    for name, cosine in cosines(embeddings).items():
+        baselines[name] = cosine_baseline(cosine[test], target[test], protocol)
+        baselines[f"{name}, fitted"] = on_test(cosine_line(cosine, target, train))
     return {
         "ensemble": on_test(scores.prediction),
         "ci95": bootstrap_ci(
@@ -127,6 +130,21 @@ def evaluate_parts(
         "baselines": baselines,
         "n": scores.split.counts(),
     }
+
+
+def cosines(embeddings: Sequence[PairEmbeddings]) -> dict[str, Floats]:
+    """The plain baselines: each encoder's cosine, and the mean over the encoders that are networks.
+
+    The low-level statistics are left out of the mean, since they rank pairs far worse than any network.
+
+    Returns:
+        Name -> float64 [n_pairs]; ``cosine mean`` only where there are two networks or more.
+    """
+    found: dict[str, Floats] = {f"cosine {part.label}": cosine_scores(part) for part in embeddings}
+    networks = [f"cosine {part.label}" for part in embeddings if (part.stand_in or part.name) != "lowlevel"]
+    if len(networks) >= 2:
+        found[COSINE_MEAN] = np.mean([found[name] for name in networks], axis=0)
+    return found
 
 
 def evaluate_truth(
@@ -205,13 +223,22 @@ def axis_columns(scores: Scores, protocol: Protocol) -> dict[str, tuple[Floats, 
 def result_rows(metrics: Mapping[str, Any]) -> list[Row]:
     """The ensemble, its members, the baselines and the paper's rows as one table."""
     label = " + ".join(metrics["encoders"])
-    rows = [Row(RUN, f"BCS ensemble, {metrics['head']}", metrics["ensemble"], metrics["ci95"], label)]
-    rows += [
-        Row(MEMBER, f"seed {member['seed']} (epoch {member['best_epoch']})", member) for member in metrics["members"]
-    ]
+    head = head_label(metrics)
+    rows = [Row(RUN, f"BCS ensemble, {head}", metrics["ensemble"], metrics["ci95"], label)]
+    rows += [Row(MEMBER, _member_label(member), member) for member in metrics["members"]]
     rows += [Row(BASELINE, "train mean of each question", metrics["baseline"])]
     rows += [Row(BASELINE, name, values) for name, values in metrics["baselines"].items()]
     return [*rows, *paper_rows()]
+
+
+def head_label(metrics: Mapping[str, Any]) -> str:
+    """The head, and what it works on where that is not the paper's features."""
+    return f"{metrics['head']} on similarities" if metrics.get("features") == "similarity" else str(metrics["head"])
+
+
+def _member_label(member: Mapping[str, Any]) -> str:
+    # a head that fits itself has one epoch, which says nothing
+    return f"seed {member['seed']}" + (f" (epoch {member['best_epoch']})" if member["epochs"] > 1 else "")
 
 
 def summary_line(metrics: Mapping[str, Any]) -> str:
@@ -221,7 +248,8 @@ def summary_line(metrics: Mapping[str, Any]) -> str:
         for key in ("q_mae", "pas_mae", "pas_r", "sas_mae", "sas_r")
     ]
     return (
-        f"{' + '.join(metrics['encoders'])}; {len(metrics['teachers'])} teachers; {metrics['head']}: {', '.join(parts)}"
+        f"{' + '.join(metrics['encoders'])}; {len(metrics['teachers'])} teachers; {head_label(metrics)}: "
+        f"{', '.join(parts)}"
     )
 
 
@@ -231,6 +259,8 @@ def report(rows: Sequence[Row], metrics: Mapping[str, Any], corpus: Corpus) -> s
         f"{corpus.name}: {metrics['n']['test']} test pairs, teachers {', '.join(metrics['teachers'])}. –: undefined; "
         "fitted: a line per question through the training pairs, so that a cosine is on the answers' scale."
     ]
+    if COSINE_MEAN in metrics["baselines"]:
+        notes.append(f"{COSINE_MEAN}: of all encoders but lowlevel.")
     if metrics["stand_in"]:
         notes.append(
             "STAND-INS: the encoders asked for were not available; see the names above. Not the paper's encoders."
@@ -277,18 +307,12 @@ def write_results(
         name: f"r = {number(on_test[f'{key}_r'])}, MAE = {number(on_test[f'{key}_mae'])}"
         for name, key in {"T-PAS": "pas", "T-SAS": "sas"}.items()
     }
-    caption = f"{corpus.name}, {metrics['n']['test']} test pairs; {metrics['head']}; {' + '.join(metrics['encoders'])}"
+    caption = (
+        f"{corpus.name}, {metrics['n']['test']} test pairs; {head_label(metrics)}; {' + '.join(metrics['encoders'])}"
+    )
     if metrics["simulated_teachers"]:
         caption += "; simulated teachers"
     drawn = [
-        figures.save(
-            figures.training_curves(
-                {member.seed: member.history for member in members},
-                {member.seed: member.best_epoch for member in members},
-                caption,
-            ),
-            out / "training_curves.png",
-        ),
         figures.save(
             figures.prediction_against_consensus(
                 {name: parts[0] for name, parts in axes.items()},
@@ -300,6 +324,13 @@ def write_results(
             out / "prediction_vs_consensus.png",
         ),
     ]
+    if any(len(member.history) > 1 for member in members):  # a head that fits itself has no curve to show
+        curve = figures.training_curves(
+            {member.seed: member.history for member in members},
+            {member.seed: member.best_epoch for member in members},
+            caption,
+        )
+        drawn.append(figures.save(curve, out / "training_curves.png"))
     write_json(out / "metrics.json", metrics)
     shutil.rmtree(out / "members", ignore_errors=True)  # now part of the ensemble
     return drawn

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from bcs_lab.ensemble import Ensemble
     from bcs_lab.loss import PixelLoss
+    from bcs_lab.similarity import Describer
 
 __all__ = ["AXES", "BCS", "BCSScore", "differences", "scores_of"]
 
@@ -57,6 +58,8 @@ TOLERABLE = ("library_version", "dtype")
 MISMATCH = ("refuse", "warn")
 #: Pairs the heads take at once.
 CHUNK = 256
+#: Pairs that are compared at once: descriptions are larger than embeddings.
+COMPARED = 32
 #: Library that fingerprints of imported embeddings name.
 _IMPORTED = "npz"
 
@@ -78,6 +81,7 @@ class BCS:
             "/folder"}}``, over those the model was trained with.
         on_encoder_mismatch: ``refuse`` encoders that are not exactly those of training, or ``warn`` and go on where
             only the version of a library or the dtype differs. Other differences are always refused.
+        max_image_pixels: largest accepted width x height of a file; a corpus brings its own limit.
 
     Attributes:
         ensemble: the model.
@@ -98,14 +102,18 @@ class BCS:
         batch_size: int = 32,
         options: Mapping[str, Mapping[str, Any]] | None = None,
         on_encoder_mismatch: str = "refuse",
+        max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS,
     ) -> None:
         self.ensemble = ensemble
+        self.max_image_pixels = max_image_pixels
         self.path = None if path is None else Path(path)
         self.device, self.dtype, self.batch_size = device, dtype, batch_size
         self.options = _given(options or {})
         self.on_encoder_mismatch = on_encoder_mismatch
         self.warnings: list[str] = []
         self._embedder: ImageEmbedder | None = None
+        self._encoders: list[FrozenEncoder] = []
+        self._plan = _Plan((), ())
         self._loss: PixelLoss | None = None
         self._check_arguments()
 
@@ -119,16 +127,19 @@ class BCS:
         batch_size: int = 32,
         options: Mapping[str, Mapping[str, Any]] | None = None,
         on_encoder_mismatch: str = "refuse",
+        max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS,
     ) -> BCS:
         """Read and verify a model; its encoders are loaded later.
 
         Args:
-            model: a model's folder, the folder of a training run, or ``hf:user/repo[@revision]``.
+            model: a model's folder, the folder of a training run, ``bcs-lite``, which ships with the package, or
+                ``hf:user/repo[@revision]``.
             device: this and the following as in :class:`BCS`.
             dtype: see there.
             batch_size: see there.
             options: see there.
             on_encoder_mismatch: see there.
+            max_image_pixels: see there.
 
         Raises:
             ModelError: there is no model, a file of it is missing or altered, or an argument cannot be used.
@@ -148,6 +159,7 @@ class BCS:
             batch_size=batch_size,
             options=options,
             on_encoder_mismatch=on_encoder_mismatch,
+            max_image_pixels=max_image_pixels,
         )
 
     def _check_arguments(self) -> None:
@@ -157,7 +169,7 @@ class BCS:
             )
         if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise ModelError(f"Expected `batch_size` to be a whole number above 0 but got {self.batch_size!r}.")
-        known = [name for record in self.ensemble.encoders for name in _names(record)]
+        known = [name for record in [*self.ensemble.encoders, *self._parts] for name in _names(record)]
         stray = sorted(set(self.options) - set(known))
         if stray:
             raise ModelError(
@@ -175,6 +187,17 @@ class BCS:
         return tuple(record["label"] for record in self.ensemble.encoders)
 
     @property
+    def _parts(self) -> list[dict[str, Any]]:
+        """Records of the encoders whose similarities the members take, if they take any."""
+        return list(self.ensemble.features.get("parts", []))
+
+    @property
+    def _embedded(self) -> list[dict[str, Any]]:
+        """Records of the encoders whose embeddings are needed: for the members, or to tell what is unfamiliar."""
+        needed = self.ensemble.kind == "embedding" or self.ensemble.familiarity is not None
+        return self.ensemble.encoders if needed else []
+
+    @property
     def simulated_teachers(self) -> bool:
         """Whether the model has learned from simulated teachers."""
         return self.ensemble.simulated_teachers
@@ -184,7 +207,8 @@ class BCS:
     @property
     def encoders(self) -> list[FrozenEncoder]:
         """The model's encoders, loaded by now."""
-        return self._images().encoders
+        self._images()
+        return self._encoders
 
     def load_encoders(self) -> None:
         """Load the encoders and make sure that they are those of training.
@@ -197,31 +221,44 @@ class BCS:
 
     def _images(self) -> ImageEmbedder:
         if self._embedder is None:
-            imported = [record["label"] for record in self.ensemble.encoders if _imported(record)]
+            imported = [record["label"] for record in self._embedded if _imported(record)]
             if imported:
                 raise ModelError(
                     f"{self._called()} was trained on imported embeddings ({', '.join(imported)}), which nothing here "
                     "can compute from an image. It scores a corpus for whose pairs they are imported: "
                     "bcs embed source=npz, then bcs score corpus=… (score_corpus with store=…)."
                 )
+            steps: list[FrozenEncoder | Describer] = []
+            records: list[dict[str, Any]] = []
+            place: dict[str, int] = {}
             with normal_tensors():
-                encoders = [self._load(record) for record in self.ensemble.encoders]
-            self._agree(
-                [
-                    (record, encoder.fingerprint)
-                    for record, encoder in zip(self.ensemble.encoders, encoders, strict=True)
-                ]
-            )
-            self._embedder = ImageEmbedder(encoders, self.batch_size)
+                # A describer gives the embedding too, so that no network looks at an image twice.
+                for record in [*self._parts, *self._embedded]:
+                    if _made_by(record) not in place:
+                        place[_made_by(record)] = len(steps)
+                        steps.append(self._load(record))
+                        records.append(record)
+            self._agree([(record, step.fingerprint) for record, step in zip(records, steps, strict=True)])
+            self._plan = _Plan(*(tuple(place[_made_by(record)] for record in part)
+                                 for part in (self._embedded, self._parts)))  # fmt: skip
+            self._encoders = [step if isinstance(step, FrozenEncoder) else step.encoder for step in steps]
+            self._embedder = ImageEmbedder(steps, self.batch_size)
         return self._embedder
 
-    def _load(self, record: Mapping[str, Any]) -> FrozenEncoder:
+    def _load(self, record: Mapping[str, Any]) -> FrozenEncoder | Describer:
+        """An encoder, or what compares by it where the record is that of similarities."""
         options = dict(record.get("options") or {})
         for name in _names(record):
             options |= self.options.get(name, {})
-        dtype = self.dtype or record["fingerprint"].get("dtype")
+        fingerprint = record["fingerprint"]
+        dtype = self.dtype or fingerprint.get("encoder", fingerprint).get("dtype")
         name = _made_by(record)
         try:
+            if "encoder" in fingerprint:
+                from bcs_lab.similarity import load_describer
+
+                mirror = bool(fingerprint.get("mirror", False))
+                return load_describer(name, options=options, device=self.device, dtype=dtype, mirror=mirror)
             return load_encoder(name, options=options, device=self.device, dtype=dtype)
         except EncoderError as error:
             raise EncoderError(
@@ -234,8 +271,8 @@ class BCS:
         lines: dict[bool, list[str]] = {True: [], False: []}  # by whether warn would accept it
         for record, fingerprint in found:
             for key, then, now in differences(record["fingerprint"], fingerprint):
-                line = f"{record['label']}: {key} was {then!r} at training and is {now!r} here"
-                lines[key in TOLERABLE].append(line)
+                line = f"{record['label']}: {key} was {_brief(then)} at training and is {_brief(now)} here"
+                lines[key.removeprefix("encoder.") in TOLERABLE].append(line)
         tolerated = lines[True] if self.on_encoder_mismatch == "warn" else []
         refused = [*lines[False], *(lines[True] if not tolerated else [])]
         if refused:
@@ -384,8 +421,8 @@ class BCS:
     ) -> tuple[pd.DataFrame, list[Problem]]:
         """Score the pairs of a corpus.
 
-        Images are embedded as they are needed. A corpus without images, and a model trained on imported embeddings,
-        go through what is shipped with the corpus or stored.
+        Images are embedded or compared as they are needed. A corpus without images, and a model trained on imported
+        embeddings, go through what is shipped with the corpus or stored.
 
         Args:
             corpus: the pairs; answers are not looked at.
@@ -401,7 +438,7 @@ class BCS:
             ModelError: they are not those of training.
         """
         check_coverage(coverage)
-        if corpus.root is None or any(_imported(record) for record in self.ensemble.encoders):
+        if corpus.root is None or any(_imported(record) for record in self._embedded):
             return self._score_stored(corpus, store, coverage)
 
         def of(row: int) -> tuple[Picture, Picture]:
@@ -420,19 +457,36 @@ class BCS:
     ) -> tuple[pd.DataFrame, list[Problem]]:
         from bcs_lab.embeddings import pair_embeddings
 
-        names = [_made_by(record) for record in self.ensemble.encoders]
+        names = [_made_by(record) for record in self._embedded]
         lenient = replace(corpus, on_bad_row="skip", skipped=[])
-        left, found = pair_embeddings(lenient, list(dict.fromkeys(names)), store=store, only_stored=True)
+        left, compared = self._stored_similarities(lenient, store)
+        kept, found = pair_embeddings(left, list(dict.fromkeys(names)), store=store, only_stored=True)
+        if len(kept) < len(left):  # an image that only the embeddings had to read is broken
+            left, compared = self._stored_similarities(kept, store)
         by_name = {part.name: part for part in found}
         parts = [by_name[name] for name in names]
-        self._agree([(record, part.fingerprint) for record, part in zip(self.ensemble.encoders, parts, strict=True)])
+        self._agree([(record, part.fingerprint) for record, part in zip(self._embedded, parts, strict=True)])
         scores = []
         for start in range(0, max(len(left), 1), CHUNK):
             rows = slice(start, start + CHUNK)
             sides = [[part.images[index[rows]] for part, index in zip(parts, indices, strict=True)] for indices in (
                 [part.reference for part in parts], [part.reconstruction for part in parts])]  # fmt: skip
-            scores.append(scores_of(self.ensemble, sides[0], sides[1], coverage))
+            values = None if compared is None else compared[rows]
+            scores.append(scores_of(self.ensemble, sides[0], sides[1], coverage, similarities=values))
         return _corpus_table(left.pairs, joined(scores)), left.skipped
+
+    def _stored_similarities(self, corpus: Corpus, store: EmbeddingStore | None) -> tuple[Corpus, np.ndarray | None]:
+        """Similarities that are shipped or stored, [n, in_dim], of a model that takes any."""
+        if not self._parts:
+            return corpus, None
+        from bcs_lab.similarity import pair_similarities, similarity_matrix
+
+        found = {}
+        for record in self._parts:
+            name, mirror = _made_by(record), bool(record["fingerprint"].get("mirror", False))
+            corpus, (found[name],) = pair_similarities(corpus, [name], store=store, only_stored=True, mirror=mirror)
+            self._agree([(record, found[name].fingerprint)])
+        return corpus, similarity_matrix([found[_made_by(record)] for record in self._parts])
 
     def _stream(
         self,
@@ -441,20 +495,23 @@ class BCS:
         *,
         total: int | None = None,
         progress: bool = False,
-        max_pixels: int = DEFAULT_MAX_IMAGE_PIXELS,
+        max_pixels: int | None = None,
         store: EmbeddingStore | None = None,
     ) -> _Streamed:
         """Embed and score pairs as they come, holding no more than a chunk of embeddings."""
         from tqdm import tqdm
 
-        embedder = self._images()
+        embedder, plan = self._images(), self._plan
+        chunk = COMPARED if plan.compared else CHUNK
         begun = time.monotonic()
         show = progress and sys.stderr.isatty()
         if progress and not show and total is not None:
             logger.info(
                 "scoring %s on %s", count(total, "pair"), ", ".join(dict.fromkeys(e.device for e in self.encoders))
             )
-        results = embedder.embed((picture for pair in pairs for picture in pair), max_pixels=max_pixels, store=store)
+        results = embedder.embed(
+            (picture for pair in pairs for picture in pair), max_pixels=max_pixels or self.max_image_pixels, store=store
+        )
         parts: list[BCSScore] = []
         kept: list[int] = []
         problems: list[tuple[int, str]] = []
@@ -463,14 +520,22 @@ class BCS:
         def flush() -> None:
             sides = [
                 [
-                    np.stack([pair[side][number] for pair in waiting])
+                    np.stack([_embedding(pair[side][number]) for pair in waiting])
                     if waiting
-                    else np.zeros((0, encoder.dim), dtype=np.float32)
-                    for number, encoder in enumerate(embedder.encoders)
+                    else np.zeros((0, record["dim"]), dtype=np.float32)
+                    for number, record in zip(plan.embedded, self._embedded, strict=True)
                 ]
                 for side in (0, 1)
             ]
-            parts.append(scores_of(self.ensemble, sides[0], sides[1], coverage))
+            values = None
+            if plan.compared:
+                columns = []
+                for number in plan.compared:
+                    step = embedder.encoders[number]
+                    assert not isinstance(step, FrozenEncoder)
+                    columns.append(step.compare_all([(one[number], two[number]) for one, two in waiting]))
+                values = np.concatenate(columns, axis=1)
+            parts.append(scores_of(self.ensemble, sides[0], sides[1], coverage, similarities=values))
             waiting.clear()
 
         with tqdm(total=total, desc="scoring", unit="pair", disable=not show) as bar:
@@ -485,7 +550,7 @@ class BCS:
                     continue
                 kept.append(row)
                 waiting.append((first, second))
-                if len(waiting) >= CHUNK:
+                if len(waiting) >= chunk:
                     flush()
             if waiting or not parts:
                 flush()
@@ -526,8 +591,14 @@ class BCS:
         Raises:
             ImageError: the tensors cannot be used, see :func:`bcs_lab.pixels.tensor_pixels`.
             EncoderError: an encoder of the model cannot be differentiated.
-            ModelError: an argument cannot be used, or an encoder is not the one of training.
+            ModelError: an argument cannot be used, an encoder is not the one of training, or the model takes
+                similarities, which have no gradient.
         """
+        if self.ensemble.kind != "embedding":
+            raise ModelError(
+                f"{self._called()} was trained with features=similarity, which have no gradient down to the pixels; as "
+                "a loss use a model trained with features=embedding."
+            )
         self.load_encoders()
         if self._loss is None:
             from bcs_lab.loss import PixelLoss
@@ -540,11 +611,29 @@ class BCS:
     def __getstate__(self) -> dict[str, Any]:
         ensemble = copy.copy(self.ensemble)
         ensemble.__dict__.pop("heads", None)  # made again from the states
-        return {**self.__dict__, "ensemble": ensemble, "_embedder": None, "_loss": None}
+        return {**self.__dict__, "ensemble": ensemble, "_embedder": None, "_encoders": [], "_loss": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BCS:
         # Nothing of it changes, so that a copy, as metrics make many, would only cost memory.
         return self
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which results of the embedder are whose.
+
+    Attributes:
+        embedded: of each encoder whose embeddings are needed.
+        compared: of each encoder whose similarities are needed.
+    """
+
+    embedded: tuple[int, ...]
+    compared: tuple[int, ...]
+
+
+def _embedding(result: Any) -> np.ndarray:
+    """The embedding itself, or that of a description."""
+    return result if isinstance(result, np.ndarray) else result.embedding
 
 
 @dataclass(frozen=True)
@@ -576,6 +665,11 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
+
+
+def _brief(value: Any, longest: int = 120) -> str:
+    text = repr(value)
+    return text if len(text) <= longest else text[:longest] + "…"
 
 
 def _made_by(record: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from bcs_lab.config import EncoderConfig
 from bcs_lab.corpus import load_corpus, write_bundle
 from bcs_lab.encoders import EMBEDDED
 from bcs_lab.store import EmbeddingStore
-from bcs_lab.tasks.inputs import embed
+from bcs_lab.tasks.inputs import compare, embed
 
 ROOT = Path(__file__).resolve().parents[1]
 TEACHERS = ("literal", "conservative", "lenient", "decisive")
@@ -32,11 +32,14 @@ def main() -> int:
     corpus.name = "brainbank"
     with tempfile.TemporaryDirectory() as folder:
         encoder = EncoderConfig(name="embedded", names=list(EMBEDDED))
-        corpus, embeddings = embed(corpus, encoder, EmbeddingStore(Path(folder)))
+        store = EmbeddingStore(Path(folder))
+        corpus, embeddings = embed(corpus, encoder, store)
+        corpus, similarities = compare(corpus, encoder, store)
         write_bundle(
             corpus,
             embeddings,
             arguments.out,
+            similarities=similarities,
             sources_csv=arguments.folder / "sources.csv",
             card_extra=(ROOT / "scripts" / "brainbank_card.md").read_text(encoding="utf-8"),
             overwrite=True,

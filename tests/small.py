@@ -31,6 +31,21 @@ class Embeddings:
         return int(self.images.shape[1])
 
 
+@dataclass(frozen=True)
+class Similarities:
+    """The fields of ``PairSimilarities``."""
+
+    name: str
+    values: np.ndarray
+    names: tuple[str, ...]
+    stand_in: str | None = None
+    fingerprint: dict[str, Any] = field(default_factory=lambda: {"model": "made up", "similarities": "1"})
+
+    @property
+    def label(self) -> str:
+        return self.name if self.stand_in is None else f"{self.name} (stand-in {self.stand_in})"
+
+
 def make_pairs(n: int = 60, concepts: int = 20, methods: int = 6, subjects: int = 8) -> pd.DataFrame:
     frame = pd.DataFrame(
         {
@@ -72,6 +87,30 @@ def make_targets(embeddings: list[Embeddings], questions: int = 12) -> tuple[np.
     targets[3, 1] = np.nan
     weights[3, 1] = 0.0
     return targets, weights
+
+
+def make_similarities(embeddings: list[Embeddings], noise: int = 4) -> list[Similarities]:
+    """An encoder's cosine, its squared difference and columns that say nothing, the last of them a constant."""
+    out = []
+    for k, part in enumerate(embeddings):
+        a, b = part.images[part.reference], part.images[part.reconstruction]
+        columns = [(a * b).sum(axis=1), ((a - b) ** 2).mean(axis=1)]
+        columns += [*np.random.default_rng(100 + k).normal(size=(noise, len(a))), np.full(len(a), 0.3)]
+        names = ("pooled_cosine", "mse", *(f"noise{i}" for i in range(noise)), "constant")
+        out.append(Similarities(part.name, np.stack(columns, axis=1).astype(np.float32), names))
+    return out
+
+
+def make_similarity_data(n: int = 60, questions: int = 12, batch_size: int = 16, **changes: Any) -> Any:
+    """Data module over similarities, embeddings, similarities, targets, split."""
+    from bcs_lab.data import BCSDataModule
+
+    embeddings = make_embeddings(n)
+    targets, weights = make_targets(embeddings, questions)
+    split: Split = make_split(make_pairs(n))
+    similarities = make_similarities(embeddings)
+    settings: dict[str, Any] = {"batch_size": batch_size, "similarities": similarities} | changes
+    return BCSDataModule(embeddings, targets, weights, split, **settings), embeddings, similarities, targets, split
 
 
 def make_data(n: int = 60, dims: tuple[int, ...] = (8, 5), questions: int = 12, batch_size: int = 16) -> Any:

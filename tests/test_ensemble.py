@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import make_data, make_embeddings, make_pairs
+from small import make_data, make_embeddings, make_pairs, make_similarity_data
 
 from bcs_lab.ensemble import Ensemble, combine
-from bcs_lab.errors import ModelError, RunError
+from bcs_lab.errors import ConfigError, ModelError, RunError
 from bcs_lab.fit import train_ensemble
+from bcs_lab.heads import HEADS
 from bcs_lab.members import MemberResult
 from bcs_lab.model_files import FORMAT_VERSION, _digest
 from bcs_lab.snapping import fit_thresholds
@@ -106,6 +107,7 @@ def test_manifest_is_complete_and_plain(trained: Any, tmp_path: Path) -> None:
     manifest = json.loads((built.save(tmp_path / "e") / "ensemble.json").read_text())
     assert manifest["format_version"] == FORMAT_VERSION
     assert manifest["in_dim"] == 4 * 8 + 1 + 4 * 5 + 1
+    assert manifest["features"] == {"kind": "embedding"}
     assert manifest["encoders"][0] == {
         "name": "made0",
         "label": "made0",
@@ -212,6 +214,8 @@ def edit(folder: Path, **changes: Any) -> None:
         ({"members": []}, "lists no members"),
         ({"thresholds": [[0.2, 0.8]]}, "two thresholds a question"),
         ({"questions": None}, "incomplete or damaged"),
+        ({"features": {"kind": "pixels"}}, "incomplete or damaged"),
+        ({"features": {"kind": "similarity", "names": ["a"], "parts": []}}, "incomplete or damaged"),
         ({"members": [{"seed": 7, "file": "../x.safetensors", "sha256": ""}]}, "not the name of a member file"),
     ],
 )
@@ -236,3 +240,87 @@ def test_missing_and_broken_files(ensemble: Ensemble, tmp_path: Path) -> None:
     (folder / "ensemble.json").write_text((folder / "ensemble.json").read_text()[:100])
     with pytest.raises(ModelError, match="damaged, it is not JSON"):
         Ensemble.load(folder)
+
+
+# --- similarities ---
+
+ON_SIMILARITIES = {
+    "similarity_mlp": {"hidden": 8},
+    "ridge": {},
+    "trees": {"trees": 9},
+    "boosting": {"trees": 5},
+    "kernel": {"alpha": [0.1, 1.0]},
+    "stack": {"of": [{"ridge": {"alpha": 3.0}}, {"trees": {"trees": 5}}]},
+}
+
+
+@pytest.mark.parametrize("name", ON_SIMILARITIES)
+def test_saved_and_loaded_on_similarities(name: str, tmp_path: Path) -> None:
+    data, embeddings, similarities, targets, split = make_similarity_data()
+    head = {"name": name, **ON_SIMILARITIES[name]}
+    members = train_ensemble(data, head, {}, QUICK, [7, 13])
+    options = {"made1": {"image_size": 64}}
+    built = assemble(members, embeddings, targets, split, head=head, similarities=similarities, options=options)
+    folder = built.save(tmp_path / "e")
+    assert {path.suffix for path in folder.iterdir()} == {".md", ".json", ".safetensors"}
+    loaded = Ensemble.load(folder)
+    assert data.similarity is not None
+    matrix = data.similarity.numpy()
+    found = loaded.predict_features(matrix)
+    assert np.array_equal(found, np.stack([member.predictions for member in members]))
+    assert np.array_equal(found, built.predict_features(matrix))
+    np.testing.assert_allclose(loaded.predict_features(matrix, batch_size=7), found, atol=1e-6)
+    assert loaded.predict_features(matrix[:0]).shape == (2, 0, 12)
+    assert loaded.features == built.features
+    assert loaded.features["names"] == data.names
+    assert loaded.features["parts"][1] == {
+        "name": "made1",
+        "label": "made1",
+        "stand_in": None,
+        "fingerprint": {"model": "made up", "similarities": "1"},
+        "names": list(similarities[1].names),
+        "options": {"image_size": 64},
+    }
+    assert (loaded.kind, loaded.in_dim, loaded.dims) == ("similarity", 14, [8, 5])
+    with pytest.raises(ModelError, match="use predict_features"):
+        loaded.predict(*sides(embeddings))
+    with pytest.raises(ModelError, match=r"similarity features of shape \[n, 14\], got \[60, 13\]"):
+        loaded.predict_features(matrix[:, 1:])
+    wild = matrix.copy()
+    wild[3, 1] = np.inf
+    with pytest.raises(ModelError, match="1 features are not finite"):
+        loaded.predict_features(wild)
+
+
+@pytest.mark.parametrize("name", [name for name, head in HEADS.items() if "embedding" in head.FEATURES])
+def test_saved_and_loaded_on_embeddings(name: str, tmp_path: Path) -> None:
+    data, embeddings, targets, split = make_data()
+    settings = ON_SIMILARITIES.get(name, {"hidden": 8})
+    members = train_ensemble(data, {"name": name, **settings}, {}, QUICK, [7])
+    loaded = Ensemble.load(
+        assemble(members, embeddings, targets, split, head={"name": name, **settings}).save(tmp_path / "e")
+    )
+    assert np.array_equal(loaded.predict_members(*sides(embeddings))[0], members[0].predictions)
+
+
+def test_features_of_another_kind_or_width_are_found(tmp_path: Path) -> None:
+    data, embeddings, similarities, targets, split = make_similarity_data()
+    head = {"name": "trees", "trees": 9}
+    members = train_ensemble(data, head, {}, QUICK, [7])
+    built = assemble(members, embeddings, targets, split, head=head, similarities=similarities)
+    folder = built.save(tmp_path / "e")
+    parts = [{**built.features["parts"][0], "names": ["pooled_cosine", "mse"]}]
+    edit(folder, features={"kind": "similarity", "names": ["made0.pooled_cosine", "made0.mse"], "parts": parts})
+    with pytest.raises(ModelError, match=r"does not fit a head 'trees' with D=2"):
+        Ensemble.load(folder)
+    with pytest.raises(ConfigError, match="head=cosine_residual works on features=embedding"):
+        assemble(members, embeddings, targets, split, head={"name": "cosine_residual"}, similarities=similarities)
+
+
+def test_features_of_embeddings_can_be_given_too(trained: Any, ensemble: Ensemble) -> None:
+    from bcs_lab.features import fused_features
+
+    _, embeddings, *_ = trained
+    pairs = [tuple(map(torch.from_numpy, side)) for side in zip(*sides(embeddings), strict=True)]
+    found = ensemble.predict_features(fused_features(pairs))  # type: ignore[arg-type]
+    np.testing.assert_allclose(found, ensemble.predict_members(*sides(embeddings)), atol=1e-3)

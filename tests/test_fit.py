@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from pytorch_lightning.callbacks import Callback
-from small import make_data, make_embeddings, make_pairs, make_targets
+from small import make_data, make_embeddings, make_pairs, make_similarity_data, make_targets
 
 from bcs_lab.data import BCSDataModule
 from bcs_lab.ensemble import Ensemble
 from bcs_lab.errors import ConfigError, CorpusError, RunError
 from bcs_lab.fit import train_ensemble, train_member
-from bcs_lab.heads import HEADS
+from bcs_lab.heads import HEADS, ExtraRows
 from bcs_lab.members import MemberResult
 from bcs_lab.split import Split, make_split
 from bcs_lab.teachers.protocol import BCS12
@@ -87,16 +87,49 @@ def test_early_stopping_counts_epochs_without_improvement() -> None:
     assert whole.epochs == 20
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_every_head_trains(name: str) -> None:
-    data, embeddings, targets, split = make_data()
-    head = {"name": name, "hidden": 8, "snap": None}
+#: Every head on every kind of features it takes.
+COMBINATIONS = [(name, kind) for name, head in HEADS.items() for kind in head.FEATURES]
+
+
+def of_kind(kind: str, **changes: Any) -> tuple[BCSDataModule, Any, Any, np.ndarray, Split]:
+    """Data module, embeddings, similarities or ``None``, targets, split."""
+    if kind == "similarity":
+        return make_similarity_data(**changes)
+    data, embeddings, targets, split = make_data(**changes)
+    return data, embeddings, None, targets, split
+
+
+def small(name: str) -> dict[str, Any]:
+    if not HEADS[name].FITS_ITSELF:
+        return {"name": name, "hidden": 8}
+    few = {
+        "trees": {"trees": 8},
+        "boosting": {"trees": 5},
+        "kernel": {"alpha": 0.3},
+        "stack": {"of": ["ridge", "kernel"]},
+    }
+    return {"name": name, **few.get(name, {})}
+
+
+@pytest.mark.parametrize(("name", "kind"), COMBINATIONS)
+def test_every_head_trains(name: str, kind: str) -> None:
+    data, embeddings, similarities, targets, split = of_kind(kind)
+    head = {**small(name), "snap": None, "negatives": 0.0}
     members = train_ensemble(data, head, {"lr": 5e-3}, {"max_epochs": 6}, [7])
-    assert members[0].history[-1]["val_loss"] < members[0].history[0]["val_loss"]
+    history = members[0].history
+    if HEADS[name].FITS_ITSELF:
+        assert [sorted(row) for row in history] == [["epoch", "train_loss", "val_loss"]]
+        mean = float(np.nanvar(targets[split.indices("val")], axis=0).mean())
+        assert history[0]["val_loss"] < mean
+    else:
+        # these answers follow the cosine, so one that starts there has nothing to win on other pairs
+        loss = "train_loss" if name == "cosine_residual" else "val_loss"
+        assert history[-1][loss] < history[0][loss]
     built = Ensemble.from_members(
         members,
         head=head,
         embeddings=embeddings,
+        similarities=similarities,
         protocol=BCS12,
         teachers=("a", "b"),
         weight_scheme="variance",
@@ -104,7 +137,62 @@ def test_every_head_trains(name: str) -> None:
         targets=targets,
     )
     assert (built.thresholds is not None) == HEADS[name].snap
-    assert built.head == {"name": name, "hidden": 8}
+    assert built.head == small(name)
+    assert built.kind == kind
+
+
+@pytest.mark.parametrize("name", [name for name, head in HEADS.items() if head.FITS_ITSELF])
+def test_no_other_part_is_looked_at(name: str) -> None:
+    """Nothing of a head that fits itself, such as the weights of a stack, depends on validation or test pairs."""
+    data, _, _, _, split = make_similarity_data()
+    plain = train_member(data, small(name), {}, {}, 7)
+    others = np.r_[split.indices("val"), split.indices("test")]
+    data.targets[others] = 1 - data.targets[others]
+    data.weights[others] = 0.3
+    assert data.similarity is not None
+    data.similarity[split.indices("test")] += 1
+    again = train_member(data, small(name), {}, {}, 7)
+    assert again.history[0]["val_loss"] != plain.history[0]["val_loss"]
+    assert all(torch.equal(again.state_dict[key], plain.state_dict[key]) for key in plain.state_dict)
+
+
+def test_the_loss_of_a_head_that_fits_itself_is_that_of_the_others() -> None:
+    data, _, _, targets, split = make_similarity_data()
+    member = train_member(data, {"name": "ridge", "alpha": 3.0}, {}, {}, 7)
+    for part in ("train", "val"):
+        index = split.indices(part)
+        weight = data.weights.numpy()[index]
+        square = (member.predictions[index] - np.nan_to_num(targets[index])) ** 2
+        assert member.history[0][f"{part}_loss"] == pytest.approx((weight * square).sum() / weight.sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("cosine_residual", "similarity", "head=cosine_residual works on features=embedding, not on features=similari"),
+        ("similarity_mlp", "embedding", "head=similarity_mlp works on features=similarity, not on features=embedding"),
+    ],
+)
+def test_a_head_on_features_it_cannot_use(name: str, kind: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train_member(of_kind(kind)[0], small(name), {}, {}, 7)
+
+
+@pytest.mark.parametrize("name", ["ridge", "stack", "similarity_mlp"])
+def test_extra_rows_are_trained_on_and_not_predicted(name: str) -> None:
+    plain = make_similarity_data()[0]
+    rows = np.repeat(plain.similarity[:1].numpy(), 200, axis=0)
+    answers = np.zeros((200, 12), dtype=np.float32)
+
+    def train(weight: float) -> MemberResult:
+        extra = ExtraRows(rows, answers, np.full_like(answers, weight))
+        return train_member(make_similarity_data(extra=extra)[0], small(name), {"lr": 0.05}, {"max_epochs": 20}, 7)
+
+    without, none, many = train_member(plain, small(name), {"lr": 0.05}, {"max_epochs": 20}, 7), train(0.0), train(3.0)
+    assert none.predictions.shape == many.predictions.shape == without.predictions.shape
+    if name != "similarity_mlp":  # a network sees them in its batches, though they weigh nothing
+        np.testing.assert_allclose(none.predictions, without.predictions, atol=1e-6)
+    assert many.predictions[0].mean() < without.predictions[0].mean() - 0.05
 
 
 def test_training_on_one_pair() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pytorch_lightning.callbacks import Callback
-from small import make_data
+from small import make_data, make_similarity_data
 
 from bcs_lab.data import BCSDataModule
 from bcs_lab.fit import train_ensemble
@@ -75,6 +75,22 @@ def test_other_settings_train_again(tmp_path: Path, changes: dict[str, Any]) -> 
     members, started = train(data, tmp_path, [7], **changes)
     assert started == [7]
     assert equal(members[0], train(data, None, [7], **changes)[0][0])
+
+
+@pytest.mark.parametrize("name", ["ridge", "trees", "boosting", "kernel", "stack"])
+def test_members_of_heads_that_fit_themselves_are_taken_over(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, *_ = make_similarity_data()
+    few: dict[str, dict[str, Any]] = {"trees": {"trees": 5}, "boosting": {"trees": 3}, "stack": {"folds": 2}}
+    head = {"name": name, **few.get(name, {})}
+    clean, _ = train(data, None, [7, 13], head=head)
+    train(data, tmp_path, [7], head=head)
+    with caplog.at_level(logging.INFO):
+        again, started = train(data, tmp_path, [7, 13], head=head)
+    assert started == [13]
+    assert "(seed 7): already trained" in caplog.text
+    assert all(equal(a, b) for a, b in zip(again, clean, strict=True))
 
 
 def test_other_targets_or_another_size_train_again(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from bcs_lab.catalogue import wrong_corpus_keys
 from bcs_lab.corpus.bundle import bundle_differences, read_brainbank, read_bundle, write_bundle
 from bcs_lab.corpus.images import BACKGROUND, DEFAULT_MAX_IMAGE_PIXELS, LOADER_VERSION, load_image
 from bcs_lab.corpus.manifest import load_manifest
-from bcs_lab.corpus.schema import PAIR_COLUMNS, PATH_COLUMNS, Corpus, ShippedEmbeddings
+from bcs_lab.corpus.schema import PAIR_COLUMNS, PATH_COLUMNS, Corpus, ShippedEmbeddings, ShippedSimilarities
 from bcs_lab.corpus.summary import summary, write_skipped
 from bcs_lab.errors import ConfigError
 from bcs_lab.teachers.protocol import BCS12, Protocol
@@ -48,6 +48,7 @@ __all__ = [
     "PATH_COLUMNS",
     "Corpus",
     "ShippedEmbeddings",
+    "ShippedSimilarities",
     "bundle_differences",
     "load_corpus",
     "load_image",

@@ -7,6 +7,7 @@
       manifest.parquet                  the pairs, without paths
       annotations.parquet               pair_id, teacher, question, answer, rationale
       embeddings-<encoder>.safetensors  images float16 [m, d]; reference, reconstruction int32 [n]
+      similarities-<encoder>.safetensors  values float32 [n, d], where similarities travel too; names in bundle.json
       truth.parquet                     pair_id and the right answer to each question, if known
       sources.csv                       where the pairs come from, if known
       README.md                         the data card
@@ -35,7 +36,7 @@ import pandas as pd
 from bcs_lab.corpus.annotations import order_teachers
 from bcs_lab.corpus.images import DEFAULT_MAX_IMAGE_PIXELS
 from bcs_lab.corpus.manifest import corpus_folder
-from bcs_lab.corpus.schema import PAIR_COLUMNS, PATH_COLUMNS, Corpus, ShippedEmbeddings
+from bcs_lab.corpus.schema import PAIR_COLUMNS, PATH_COLUMNS, Corpus, ShippedEmbeddings, ShippedSimilarities
 from bcs_lab.corpus.truth import TRUTH, read_truth, write_truth
 from bcs_lab.errors import ConfigError, CorpusError, RunError
 from bcs_lab.teachers.protocol import BCS12, PERCEPTUAL, SEMANTIC
@@ -68,6 +69,19 @@ class _Embeddings(Protocol):
     def reconstruction(self) -> np.ndarray: ...
 
 
+class _Similarities(Protocol):
+    """What :func:`write_bundle` needs of similarities; those shipped and those of pairs both have it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def fingerprint(self) -> dict[str, Any]: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def values(self) -> np.ndarray: ...
+
+
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
@@ -76,6 +90,7 @@ def write_bundle(
     embeddings: Sequence[_Embeddings],
     out: str | Path,
     *,
+    similarities: Sequence[_Similarities] = (),
     sources_csv: str | Path | None = None,
     card_extra: str | None = None,
     overwrite: bool = False,
@@ -87,6 +102,7 @@ def write_bundle(
         embeddings: one a encoder, rows in the corpus' order (``images`` ``[m, d]``, ``reference`` and
             ``reconstruction`` ``[n_pairs]``). Stored as float16, each distinct row once.
         out: the folder to make; written under a temporary name beside it and renamed.
+        similarities: of the pairs, in the corpus' order; stored as float32.
         sources_csv: a table of sources to ship; by default the corpus' own.
         card_extra: Markdown that says what the corpus is and is not; by default the corpus' own.
         overwrite: replace an existing bundle.
@@ -96,7 +112,7 @@ def write_bundle(
 
     Raises:
         RunError: ``out`` exists and is not empty, or cannot be written.
-        CorpusError: the embeddings do not fit the corpus, or ``sources_csv`` cannot be read.
+        CorpusError: embeddings or similarities do not fit the corpus, or ``sources_csv`` cannot be read.
     """
     target = Path(os.path.abspath(Path(out).expanduser()))  # noqa: PTH100 - a link keeps its name
     _check_target(target, overwrite)
@@ -108,11 +124,12 @@ def write_bundle(
             raise CorpusError(f"{sources_csv}: the table of sources cannot be read ({error})") from error
     card_extra = corpus.card_extra if card_extra is None else card_extra
     packed = _pack_all(corpus, embeddings)
+    compared = _pack_similarities(corpus, similarities)
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir()
-        _write_files(corpus, packed, partial, sources, card_extra)
+        _write_files(corpus, packed, compared, partial, sources, card_extra)
         _put_in_place(partial, target)
     except OSError as error:
         raise RunError(f"{target}: the bundle cannot be written ({error.strerror or error})") from error
@@ -182,15 +199,49 @@ def _pack(corpus: Corpus, item: _Embeddings) -> ShippedEmbeddings:
     if not np.isfinite(kept).all():
         raise CorpusError(f"Embeddings of {item.name} hold values that are not finite in float16.")
     indices = np.array([[row_of[a], row_of[b]] for a, b in slots.tolist()], dtype=np.int64).reshape(n, 2)
-    try:
-        fingerprint = json.loads(json.dumps(item.fingerprint, sort_keys=True))
-    except (TypeError, ValueError) as error:
-        raise CorpusError(f"The fingerprint of encoder {item.name} is not JSON ({error}).") from error
+    fingerprint = _plain_fingerprint(item.name, item.fingerprint)
     return ShippedEmbeddings(item.name, fingerprint, kept, indices[:, 0].copy(), indices[:, 1].copy())
 
 
+def _pack_similarities(corpus: Corpus, similarities: Sequence[_Similarities]) -> list[ShippedSimilarities]:
+    names = [item.name for item in similarities]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"Expected similarities of each encoder once in a bundle but got {', '.join(names)}.")
+    packed = []
+    for item in similarities:
+        if getattr(item, "stand_in", None):
+            raise CorpusError(
+                f"Similarities of {item.name} are a stand-in ({item.stand_in}); export those of the encoder itself."  # type: ignore[attr-defined]
+            )
+        values = np.ascontiguousarray(item.values, dtype=np.float32)
+        if values.shape != (len(corpus), len(item.names)):
+            raise CorpusError(
+                f"Similarities of {item.name} do not fit the corpus: expected shape ({len(corpus)}, "
+                f"{len(item.names)}) but got {values.shape}."
+            )
+        if not np.isfinite(values).all():
+            raise CorpusError(f"Similarities of {item.name} hold values that are not finite.")
+        fingerprint = _plain_fingerprint(item.name, item.fingerprint)
+        if fingerprint.get("names") != list(item.names):
+            raise CorpusError(f"Similarities of {item.name} are not the ones that their fingerprint names.")
+        packed.append(ShippedSimilarities(item.name, fingerprint, tuple(item.names), values))
+    return packed
+
+
+def _plain_fingerprint(name: str, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return json.loads(json.dumps(fingerprint, sort_keys=True))
+    except (TypeError, ValueError) as error:
+        raise CorpusError(f"The fingerprint of encoder {name} is not JSON ({error}).") from error
+
+
 def _write_files(
-    corpus: Corpus, packed: Sequence[ShippedEmbeddings], folder: Path, sources: str | None, card_extra: str | None
+    corpus: Corpus,
+    packed: Sequence[ShippedEmbeddings],
+    compared: Sequence[ShippedSimilarities],
+    folder: Path,
+    sources: str | None,
+    card_extra: str | None,
 ) -> None:
     from safetensors.numpy import save
 
@@ -198,10 +249,9 @@ def _write_files(
     _write_parquet(folder / "manifest.parquet", {name: corpus.pairs[name].tolist() for name in columns})
     _write_parquet(folder / "annotations.parquet", _long_answers(corpus))
     encoders: list[dict[str, Any]] = []
+    taken: set[str] = set()
     for item in packed:
-        file = _embedding_file(item.name)
-        if any(file.lower() == str(other["file"]).lower() for other in encoders):
-            raise ConfigError(f"Two encoders of the bundle would be stored as {file}; rename one.")
+        file = _file("embeddings", item.name, taken)
         tensors = {
             "images": item.images,
             "reference": item.reference.astype(np.int32),
@@ -217,6 +267,7 @@ def _write_files(
                 "fingerprint": item.fingerprint,
             }
         )
+    similarities = [_write_similarities(folder, item, taken) for item in compared]
     if corpus.truth is not None:
         write_truth(folder / TRUTH, corpus.pairs["pair_id"].tolist(), corpus.truth, corpus.protocol)
     if sources is not None:
@@ -231,12 +282,15 @@ def _write_files(
         "protocol": {"name": corpus.protocol.name, "questions": list(corpus.protocol.ids)},
         "counts": {"pairs": len(corpus), "concepts": int(corpus.pairs["concept"].nunique())},
         "encoders": encoders,
+        # Left out where there are none, as bundles had no such entry before.
+        **({"similarities": similarities} if similarities else {}),
         "card_extra": card_extra,
         "sha256": {name: _sha256(path) for name, path in files.items()},
     }
     text = json.dumps(index, indent=2, ensure_ascii=False) + "\n"
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    (folder / "README.md").write_text(_card(corpus, packed, sizes, sources, card_extra), encoding="utf-8", newline="\n")
+    card = _card(corpus, packed, compared, sizes, sources, card_extra)
+    (folder / "README.md").write_text(card, encoding="utf-8", newline="\n")
     # Last, since its presence says that the bundle is complete.
     (folder / INDEX).write_text(text, encoding="utf-8", newline="\n")
 
@@ -270,12 +324,26 @@ def _long_answers(corpus: Corpus) -> dict[str, list[Any]]:
     }
 
 
-def _embedding_file(name: str) -> str:
+def _write_similarities(folder: Path, item: ShippedSimilarities, taken: set[str]) -> dict[str, Any]:
+    """Write one file; its entry in the index. The names of the columns are in the fingerprint."""
+    from safetensors.numpy import save
+
+    file = _file("similarities", item.name, taken)
+    (folder / file).write_bytes(save({"values": item.values}))
+    return {"name": item.name, "file": file, "fingerprint": item.fingerprint}
+
+
+def _file(kind: str, name: str, taken: set[str]) -> str:
+    """The file of an encoder's numbers, which no other has."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "encoder"
     if plain != name:
         # Two names may differ only in characters that file names cannot hold.
         plain = f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return f"embeddings-{plain}.safetensors"
+    file = f"{kind}-{plain}.safetensors"
+    if file.lower() in taken:
+        raise ConfigError(f"Two encoders of the bundle would be stored as {file}; rename one.")
+    taken.add(file.lower())
+    return file
 
 
 def _sha256(path: Path) -> str:
@@ -292,6 +360,7 @@ def _sha256(path: Path) -> str:
 def _card(
     corpus: Corpus,
     packed: Sequence[ShippedEmbeddings],
+    compared: Sequence[ShippedSimilarities],
     sizes: Mapping[str, int],
     sources: str | None,
     card_extra: str | None,
@@ -321,6 +390,7 @@ def _card(
     parts += [_counts(pairs, "modality")] if "modality" in pairs.columns else []
     parts += ["## Teachers", _teacher_table(corpus), _NOTE]
     parts += ["## Embeddings", _encoder_table(packed), _ENCODER_NOTE]
+    parts += ["## Similarities", _similarity_table(compared), _SIMILARITY_NOTE] if compared else []
     if sources:
         parts += ["## Sources", _sources_table(sources)]
     parts += ["## Files", _markdown(["file", "bytes"], [[name, str(size)] for name, size in sizes.items()])]
@@ -333,6 +403,7 @@ _NOTE = (
     "question first."
 )
 _ENCODER_NOTE = "float16, one row a distinct image; the full fingerprints are in bundle.json."
+_SIMILARITY_NOTE = "float32, one row a pair in the order of the manifest; their names are in bundle.json."
 
 
 def _known(values: pd.Series) -> int:
@@ -384,11 +455,20 @@ def _number(value: float | None) -> str:
 
 
 def _encoder_table(packed: Sequence[ShippedEmbeddings]) -> str:
-    rows = []
-    for item in packed:
-        digest = hashlib.sha256(json.dumps(item.fingerprint, sort_keys=True).encode()).hexdigest()[:12]
-        rows.append([item.name, str(item.images.shape[1]), str(len(item.images)), digest])
+    rows = [
+        [item.name, str(item.images.shape[1]), str(len(item.images)), _short_digest(item.fingerprint)]
+        for item in packed
+    ]
     return _markdown(["encoder", "dimensions", "distinct rows", "fingerprint (SHA-256)"], rows)
+
+
+def _similarity_table(compared: Sequence[ShippedSimilarities]) -> str:
+    rows = [[item.name, str(len(item.names)), _short_digest(item.fingerprint)] for item in compared]
+    return _markdown(["encoder", "similarities", "fingerprint (SHA-256)"], rows)
+
+
+def _short_digest(fingerprint: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _sources_table(sources: str) -> str:
@@ -526,6 +606,9 @@ def _read(
         max_image_pixels=max_image_pixels,
         sources=sources.read_text(encoding="utf-8") if "sources.csv" in index["sha256"] else None,
         card_extra=index.get("card_extra"),
+        shipped_similarities={
+            item["name"]: _read_similarities(folder, item, len(pairs)) for item in index.get("similarities", [])
+        },
         truth=read_truth(folder / TRUTH, pairs["pair_id"].tolist(), protocol) if TRUTH in index["sha256"] else None,
     )
 
@@ -534,7 +617,8 @@ def _verify(folder: Path, index: Mapping[str, Any]) -> None:
     """Every file is there and holds what was written; all that are not are named at once."""
     bad = []
     wanted: dict[str, str] = dict(index["sha256"])
-    named = ["manifest.parquet", "annotations.parquet", *(item["file"] for item in index["encoders"])]
+    numbers = [*index["encoders"], *index.get("similarities", [])]
+    named = ["manifest.parquet", "annotations.parquet", *(item["file"] for item in numbers)]
     for name in [*wanted, *(name for name in named if name not in wanted)]:
         path = folder / name
         try:
@@ -621,7 +705,17 @@ def _read_embeddings(folder: Path, item: Mapping[str, Any], n: int) -> ShippedEm
     return ShippedEmbeddings(item["name"], dict(item["fingerprint"]), images, rows[:n], rows[n:])
 
 
-_DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "I32": np.dtype("<i4")}
+def _read_similarities(folder: Path, item: Mapping[str, Any], n: int) -> ShippedSimilarities:
+    path = folder / item["file"]
+    names = tuple(item["fingerprint"]["names"])
+    values = _map_safetensors(path).get("values")
+    if values is None or values.dtype != np.float32 or values.shape != (n, len(names)):
+        found = "no such array" if values is None else f"{values.dtype} {values.shape}"
+        raise CorpusError(f"{path}: expected values float32 ({n}, {len(names)}); found {found}.")
+    return ShippedSimilarities(item["name"], dict(item["fingerprint"]), names, values)
+
+
+_DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "I32": np.dtype("<i4"), "F32": np.dtype("<f4")}
 
 
 def _map_safetensors(path: Path) -> dict[str, np.ndarray]:
@@ -652,7 +746,8 @@ def bundle_differences(first: Corpus, second: Corpus, *, atol: float = 0.0) -> l
     Args:
         first: one corpus read by :func:`read_bundle`.
         second: the other.
-        atol: largest accepted difference of an embedding value; another processor may round the last bit differently.
+        atol: largest accepted difference of an embedding value or a similarity; another processor may round the last
+            bit differently.
     """
     shared = sorted(set(first.pairs["pair_id"]) & set(second.pairs["pair_id"]))
     if not shared:
@@ -686,4 +781,22 @@ def bundle_differences(first: Corpus, second: Corpus, *, atol: float = 0.0) -> l
             ).max()
             if gap > atol:
                 found.append(f"{side} embeddings of {name} (largest difference {gap:.2g})")
+    return found + _similarity_differences(a, b, atol)
+
+
+def _similarity_differences(a: Corpus, b: Corpus, atol: float) -> list[str]:
+    found = []
+    for name in dict.fromkeys([*a.shipped_similarities, *b.shipped_similarities]):
+        if name not in a.shipped_similarities or name not in b.shipped_similarities:
+            found.append(f"similarities of {name} are in one only")
+            continue
+        x, y = a.shipped_similarities[name], b.shipped_similarities[name]
+        if x.fingerprint != y.fingerprint:
+            found.append(f"fingerprint of the similarities of {name}")
+        if x.names != y.names:
+            found.append(f"names of the similarities of {name}")
+            continue
+        gap = np.abs(x.values - y.values).max()
+        if gap > atol:
+            found.append(f"similarities of {name} (largest difference {gap:.2g})")
     return found

@@ -206,7 +206,7 @@ def _opened(path: str | Path, max_pixels: int) -> Iterator[Image.Image]:
         if width * height > max_pixels:
             raise ImageError(
                 f"{path}: {width * height} pixels ({width} x {height}) exceed the limit of {max_pixels}; "
-                "raise corpus.max_image_pixels if the image is meant to be this large"
+                "raise max_image_pixels (corpus.max_image_pixels of a corpus) if it is meant to be this large"
             )
         if width < 1 or height < 1:
             raise ImageError(f"{path}: the image has no pixels ({width} x {height})")

@@ -39,6 +39,23 @@ class ShippedEmbeddings:
     reconstruction: np.ndarray
 
 
+@dataclass(frozen=True)
+class ShippedSimilarities:
+    """Similarities of the pairs that travel with a bundle.
+
+    Attributes:
+        name: the encoder's name.
+        fingerprint: what produced the numbers (JSON-able).
+        names: of the similarities, in the order of the columns.
+        values: float32 ``[n_pairs, n_names]``, exactly as stored (a read-only memory map), in the corpus' order.
+    """
+
+    name: str
+    fingerprint: dict[str, Any]
+    names: tuple[str, ...]
+    values: np.ndarray
+
+
 @dataclass
 class Corpus:
     """Pairs with their teachers' answers.
@@ -54,6 +71,7 @@ class Corpus:
         root: folder that relative image paths start at; ``None`` for a corpus without images.
         where: origin of each pair for messages, such as ``manifest.csv:7``.
         shipped: embeddings that travel with the corpus, by encoder name.
+        shipped_similarities: likewise similarities of the pairs.
         stand_ins: whether another encoder's embeddings may stand in for those of a missing one.
         simulated_teachers: whether the answers were computed rather than given by annotators.
         card: data card of a bundle.
@@ -86,6 +104,7 @@ class Corpus:
     sources: str | None = None
     card_extra: str | None = None
     truth: np.ndarray | None = None
+    shipped_similarities: dict[str, ShippedSimilarities] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -102,6 +121,9 @@ class Corpus:
             name: replace(item, reference=item.reference[rows], reconstruction=item.reconstruction[rows])
             for name, item in self.shipped.items()
         }
+        similarities = {
+            name: replace(item, values=item.values[rows]) for name, item in self.shipped_similarities.items()
+        }
         return replace(
             self,
             pairs=self.pairs.iloc[rows].reset_index(drop=True),
@@ -109,6 +131,7 @@ class Corpus:
             rationales=self.rationales[rows],
             where=[self.where[row] for row in rows] if self.where else [],
             shipped=shipped,
+            shipped_similarities=similarities,
             truth=None if self.truth is None else self.truth[rows],
         )
 

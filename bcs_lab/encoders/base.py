@@ -32,6 +32,10 @@ _TORCH_INTERPOLATIONS: Mapping[str, dict[str, Any]] = {
 }
 RESIZES = ("squash", "crop")
 DTYPES = ("float32", "bfloat16", "float16")
+#: Stages shown by a network of any library; of one that has more, as many, evenly spaced.
+MOST_STAGES = 6
+#: Bytes, just below the size from which on glibc no longer learns from a block.
+_LARGE_BLOCK = 31 * 2**20
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,35 @@ class Preprocessing:
 
 
 @dataclass(frozen=True)
+class Stages:
+    """What a network computed on its way to its features.
+
+    Attributes:
+        features: ``[n, dim]``, what ``FrozenEncoder.forward`` gives, up to rounding.
+        grids: per stage ``[n, channels, height, width]``, from the input to the output.
+    """
+
+    features: torch.Tensor
+    grids: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Staging:
+    """A network that shows its stages.
+
+    Attributes:
+        names: of the stages, distinct.
+        run: the network's input to its stages, on the encoder's device and in its dtype.
+        classifier: weight float32 ``[classes, dim]`` and bias float32 ``[classes]`` on the CPU, by which the original
+            network scored classes from its features; ``None`` where there is none.
+    """
+
+    names: tuple[str, ...]
+    run: Callable[[torch.Tensor], Stages]
+    classifier: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
 class FrozenEncoder:
     """A named function from images to unit vectors, in two steps so that the first can run in threads.
 
@@ -157,6 +190,7 @@ class FrozenEncoder:
         differentiable: the network as a function of a tensor that came out of ``preprocessing``, to features
             ``[n, dim]`` that are not normalised, with gradients down to its input; ``None`` where there is none. It
             computes on ``device``; its weights take no gradient.
+        staging: makes access to the network's stages; ``None`` where it shows none.
     """
 
     name: str
@@ -167,6 +201,7 @@ class FrozenEncoder:
     device: str = "cpu"
     preprocessing: Preprocessing | None = None
     differentiable: Callable[[torch.Tensor], torch.Tensor] | None = None
+    staging: Callable[[], Staging] | None = None
 
     def embed(self, images: Sequence[Image.Image], names: Sequence[str] | None = None) -> np.ndarray:
         """Embed images.
@@ -278,6 +313,20 @@ def pick_device(device: str) -> torch.device:
     return chosen
 
 
+def image_workers() -> ThreadPoolExecutor:
+    """Threads for work on the CPU: one image a thread and one thread an image.
+
+    The numbers then depend neither on the batch nor on how many cores there are, and busy cores do no harm (several
+    threads within one small layer mostly wait for each other).
+    """
+    import torch
+
+    # The C library keeps freed memory up to twice the largest block it has seen freed; with a small one, every layer
+    # asks the system for its memory anew, which takes a quarter of a small network's time.
+    torch.empty(_LARGE_BLOCK, dtype=torch.uint8)
+    return ThreadPoolExecutor(torch.get_num_threads(), "embed", lambda: torch.set_num_threads(1))
+
+
 def torch_encoder(
     *,
     name: str,
@@ -288,6 +337,7 @@ def torch_encoder(
     device: str,
     dtype: str | None,
     cuda_dtype: str = "bfloat16",
+    staging: Callable[[], Staging] | None = None,
 ) -> FrozenEncoder:
     """Make an encoder of a loaded network.
 
@@ -300,6 +350,7 @@ def torch_encoder(
         device: see :func:`pick_device`.
         dtype: of weights and computation; ``None`` is ``cuda_dtype`` on CUDA and float32 elsewhere.
         cuda_dtype: see ``dtype``.
+        staging: see :class:`FrozenEncoder`; called once the module is where it computes.
 
     Raises:
         EncoderError: unknown dtype or device.
@@ -321,9 +372,7 @@ def torch_encoder(
             return features(inputs.to(device=place, dtype=kind)).float().cpu()
 
     if place.type == "cpu":
-        # One image a thread and one thread an image: the numbers then depend neither on the batch nor on how many cores
-        # there are, and busy cores do no harm (several threads within one small layer mostly wait for each other).
-        workers = ThreadPoolExecutor(torch.get_num_threads(), "embed", lambda: torch.set_num_threads(1))
+        workers = image_workers()
 
     def forward(inputs: np.ndarray) -> np.ndarray:
         tensor = torch.from_numpy(inputs)
@@ -352,6 +401,7 @@ def torch_encoder(
         device=str(place),
         preprocessing=preprocessing,
         differentiable=differentiable,
+        staging=staging,
     )
 
 
@@ -372,6 +422,17 @@ def check_size(name: str, value: Any) -> int | None:
             f"Encoder {name!r}: expected the option image_size to be a whole number of pixels but got {value!r}."
         )
     return value
+
+
+def evenly(n: int, most: int) -> list[int]:
+    """At most ``most`` of the positions 0 to ``n`` - 1, evenly spaced, the last one among them.
+
+    Example:
+        >>> evenly(5, 6), evenly(12, 4)
+        ([0, 1, 2, 3, 4], [2, 5, 8, 11])
+    """
+    count = min(n, most)
+    return [(i + 1) * n // count - 1 for i in range(count)]
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -77,8 +77,16 @@ def load(spec: EncoderSpec, *, options: Mapping[str, Any], device: str, dtype: s
 
 def describe(image: Image.Image) -> np.ndarray:
     """Float32 ``[DIM]`` descriptor of one RGB image, of unit length up to rounding."""
-    small = image.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BICUBIC)
-    pixels = np.asarray(small, dtype=np.uint8)
+    return describe_pixels(small_pixels(image))
+
+
+def small_pixels(image: Image.Image) -> np.ndarray:
+    """Uint8 ``[SIZE, SIZE, 3]``: the squashed image."""
+    return np.asarray(image.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BICUBIC), dtype=np.uint8)
+
+
+def describe_pixels(pixels: np.ndarray) -> np.ndarray:
+    """The descriptor of what :func:`small_pixels` gave."""
     blocks = {
         "colours": np.sqrt(colour_histogram(pixels)),
         "edges": np.sqrt(edge_histograms(pixels)).ravel(),

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bcs_lab.encoders.base import RESIZES, FrozenEncoder, Preprocessing, check_choice, check_size, torch_encoder
+from bcs_lab.encoders.base import (
+    MOST_STAGES,
+    RESIZES,
+    FrozenEncoder,
+    Preprocessing,
+    Stages,
+    Staging,
+    check_choice,
+    check_size,
+    evenly,
+    torch_encoder,
+)
 from bcs_lab.encoders.hub import fetch_file, local_source, no_config, unavailable
 from bcs_lab.errors import EncoderError
 
@@ -56,15 +67,16 @@ def load(spec: EncoderSpec, *, options: Mapping[str, Any], device: str, dtype: s
         overlay = {"file": str(_weights_in(spec, file))}
     extra: dict[str, Any] = {} if size is None else {"img_size": size}
     try:
-        network = timm.create_model(model, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay, **extra)
+        network: Any = timm.create_model(model, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay, **extra)
     except Exception as error:
         raise EncoderError(
             f"Encoder {spec.name!r}: timm cannot load {overlay['file']} as {model} ({type(error).__name__}: {error})."
         ) from error
+    pool = _pooled(spec.name, network, pooling)
     return torch_encoder(
         name=spec.name,
         module=network,
-        features=_pooled(spec.name, network, pooling),
+        features=lambda inputs: pool(network.forward_features(inputs)),
         preprocessing=preprocessing_of(network, size, options.get("resize")),
         identity={
             "library": "timm",
@@ -75,6 +87,7 @@ def load(spec: EncoderSpec, *, options: Mapping[str, Any], device: str, dtype: s
         },
         device=device,
         dtype=dtype,
+        staging=(lambda: _staging(network, pool)) if hasattr(network, "forward_intermediates") else None,
     )
 
 
@@ -98,7 +111,20 @@ def preprocessing_of(network: Any, size: int | None = None, resize: str | None =
     ).with_resize(resize)
 
 
-def _pooled(name: str, network: Any, pooling: str) -> Any:
+def _staging(network: Any, pool: Callable[[torch.Tensor], torch.Tensor]) -> Staging:
+    """The stages that timm lists of a model: of a transformer, some of its blocks, their tokens laid out as a grid."""
+    listed = network.feature_info
+    positions = evenly(len(listed), MOST_STAGES)
+
+    def run(inputs: torch.Tensor) -> Stages:
+        last, grids = network.forward_intermediates(inputs, indices=positions)
+        return Stages(pool(last), tuple(grids))
+
+    return Staging(tuple(str(listed[position]["module"]) for position in positions), run)
+
+
+def _pooled(name: str, network: Any, pooling: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What becomes of the output of ``forward_features``."""
     tokens = isinstance(getattr(network, "global_pool", None), str) and hasattr(network, "num_prefix_tokens")
     if pooling == "cls":
         if not tokens or network.num_prefix_tokens < 1:
@@ -108,8 +134,8 @@ def _pooled(name: str, network: Any, pooling: str) -> Any:
         network.global_pool = "avg"
     elif pooling == "avg":
         # Convolutional networks: the mean over positions is what their own head does, or should do here.
-        return lambda inputs: _mean_over_positions(name, network.forward_features(inputs))
-    return lambda inputs: network.forward_head(network.forward_features(inputs), pre_logits=True)
+        return lambda features: _mean_over_positions(name, features)
+    return lambda features: network.forward_head(features, pre_logits=True)
 
 
 def _mean_over_positions(name: str, features: torch.Tensor) -> torch.Tensor:

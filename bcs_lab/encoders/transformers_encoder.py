@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bcs_lab.encoders.base import FrozenEncoder, Preprocessing, check_choice, torch_encoder
+from bcs_lab.encoders.base import (
+    MOST_STAGES,
+    FrozenEncoder,
+    Preprocessing,
+    Stages,
+    Staging,
+    check_choice,
+    evenly,
+    torch_encoder,
+)
 from bcs_lab.encoders.hub import fetch_folder, local_source, no_config
 from bcs_lab.errors import EncoderError
 
@@ -53,11 +63,12 @@ def load(spec: EncoderSpec, *, options: Mapping[str, Any], device: str, dtype: s
     # The text tower takes no part in the features.
     if getattr(network, "text_model", None) is not None:
         network.text_model = None
+    preprocessing = preprocessing_of(spec.name, processor, options.get("resize"))
     return torch_encoder(
         name=spec.name,
         module=network,
         features=_pooled(network, pooling),
-        preprocessing=preprocessing_of(spec.name, processor, options.get("resize")),
+        preprocessing=preprocessing,
         identity={
             "library": "transformers",
             "library_version": transformers.__version__,
@@ -67,6 +78,7 @@ def load(spec: EncoderSpec, *, options: Mapping[str, Any], device: str, dtype: s
         },
         device=device,
         dtype=dtype,
+        staging=lambda: _staging(spec.name, network, pooling, preprocessing.size),
     )
 
 
@@ -130,6 +142,77 @@ def _pooled(network: Any, pooling: str) -> Any:
     if pooling == "avg":
         return lambda inputs: tokens(inputs).mean(dim=1)
     return default
+
+
+def _staging(name: str, network: Any, pooling: str, size: tuple[int, int]) -> Staging:
+    """Hidden states as stages, tokens without the first ones (class, registers) laid out as a grid.
+
+    Raises:
+        EncoderError: the model shows no hidden states, or tokens that are no grid.
+    """
+    import torch
+
+    tower = getattr(network, "vision_model", network)
+
+    def outputs(inputs: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The features, and what holds the hidden states."""
+        if pooling != "default":
+            found = tower(pixel_values=inputs, output_hidden_states=True)
+            tokens = found.last_hidden_state
+            return (tokens[:, 0] if pooling == "cls" else tokens.mean(dim=1)), found
+        if not hasattr(network, "get_image_features"):
+            found = network(pixel_values=inputs, output_hidden_states=True)
+            return _vector(found), found
+        found = network.get_image_features(pixel_values=inputs, output_hidden_states=True)
+        if getattr(found, "hidden_states", None) is None:  # transformers 4 gives the features only
+            return _vector(found), tower(pixel_values=inputs, output_hidden_states=True)
+        return _vector(found), found
+
+    parameter = next(network.parameters())
+    with torch.inference_mode():
+        try:
+            _, probe = outputs(torch.zeros(1, 3, *size, dtype=parameter.dtype, device=parameter.device))
+            first, states = _hidden_states(probe)
+        except (TypeError, AttributeError, KeyError) as error:
+            raise EncoderError(f"Encoder {name!r} shows no stages: {type(network).__name__} ({error}).") from error
+    positions = evenly(len(states), MOST_STAGES)
+    patch = getattr(getattr(tower, "config", None), "patch_size", None)
+    shape = _grid_shape(name, states[-1], patch, size)
+
+    def run(inputs: torch.Tensor) -> Stages:
+        features, found = outputs(inputs)
+        _, states = _hidden_states(found)
+        return Stages(features, tuple(_grid(states[position], shape) for position in positions))
+
+    return Staging(tuple(f"layer{first + position}" for position in positions), run)
+
+
+def _hidden_states(output: Any) -> tuple[int, Sequence[torch.Tensor]]:
+    """The states, and the number of the first one; embeddings of patches that have not met yet are left out."""
+    states = getattr(output, "reshaped_hidden_states", None) or output.hidden_states
+    return (0, states) if states[0].ndim == 4 else (1, states[1:])
+
+
+def _grid_shape(name: str, state: torch.Tensor, patch: Any, size: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of tokens."""
+    if state.ndim == 4:
+        return int(state.shape[2]), int(state.shape[3])
+    tokens = int(state.shape[1])
+    if patch is None:
+        shape = (math.isqrt(tokens),) * 2
+    else:
+        down, right = (patch, patch) if isinstance(patch, int) else patch
+        shape = (size[0] // down, size[1] // right)
+    if not 0 < shape[0] * shape[1] <= tokens:
+        raise EncoderError(f"Encoder {name!r} shows no stages: its {tokens} tokens are no grid of {shape}.")
+    return shape
+
+
+def _grid(state: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    if state.ndim == 4:
+        return state
+    patches = state[:, state.shape[1] - shape[0] * shape[1] :]
+    return patches.transpose(1, 2).unflatten(2, shape)
 
 
 def _vector(output: Any) -> torch.Tensor:

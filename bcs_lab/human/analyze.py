@@ -18,6 +18,7 @@ from bcs_lab.human.questionnaire import Group, Questionnaire
 from bcs_lab.human.ratings import Ratings
 from bcs_lab.human.select import joint_coherence
 from bcs_lab.human.study import STRATA, Study
+from bcs_lab.report.table import number
 
 Floats = NDArray[np.float64]
 
@@ -162,9 +163,10 @@ def _reliability(
 
 
 def item_means(ratings: Ratings, group: Group) -> Floats:
-    """Mean rating of every pair over raters and over the questions of a group: [n_items], NaN where there is none.
+    """Raters' mean of every pair in a group of questions: [n_items], NaN where there is no rating.
 
-    Each question counts alike, however many raters answered it.
+    It is the mean over the group's questions of each question's mean over the raters who answered it, so that each
+    question counts alike, however many raters answered it; a question that nobody answered is left out.
     """
     part = ratings.group([question.id for question in group.questions])
     per_question = np.array([[_nanmean(part[:, i, q]) for q in range(part.shape[2])] for i in range(part.shape[1])])
@@ -285,7 +287,7 @@ def _flags(row: Mapping[str, Any], settings: Settings) -> list[str]:
     if same is not None and same >= CONSTANT:
         flags.append(f"constant: one answer in {same:.0%} of cases")
     if kappa is not None and kappa <= 0:
-        flags.append(f"agrees with nobody: mean kappa {kappa:.2f}")
+        flags.append(f"agrees with nobody: mean kappa {number(kappa)}")
     if row["missing"] > MISSING * (row["answers"] + row["missing"]):
         flags.append(f"{row['missing']} of {row['answers'] + row['missing']} answers missing")
     return flags
@@ -317,5 +319,5 @@ def _nanmean(values: Floats) -> float:
 
 
 def _optional(value: float | np.floating) -> float | None:
-    number = float(value)
-    return None if np.isnan(number) else number
+    plain = float(value)
+    return None if np.isnan(plain) else plain

@@ -42,7 +42,7 @@ def overview(study: Study, folder: Path) -> Path:
         for name, items in groups:
             axes.add_patch(_bar(_MARGIN, y - 9, STRATUM_COLOURS[name]))
             axes.text(_MARGIN + 16, y, f"{name.replace('_', ' ')} ({len(items)})", size=9, weight="bold", va="center")
-            axes.text(width - _MARGIN, y, STRATA[name], size=7.5, color=MUTED, va="center", ha="right")
+            axes.text(width - _MARGIN, y, study.looks_for(name), size=7.5, color=MUTED, va="center", ha="right")
             y += 26
             for start in range(0, len(items), columns):
                 for column, item in enumerate(items[start : start + columns]):

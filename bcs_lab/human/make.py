@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,48 @@ class Scored:
         t_sas: likewise.
         source: where they come from, for the record.
         simulated: whether they come from simulated teachers.
+        ood: [n_pairs], 1 where a picture is unlike the model's training images, 0 where not, NaN where unknown;
+            ``None`` where nothing is known.
+        parts: pair -> the part it was in when the model was trained; empty where that is unknown.
+        notes: what else a reader of the study has to know about the scores.
     """
 
     t_pas: NDArray[np.float64]
     t_sas: NDArray[np.float64]
     source: Mapping[str, Any]
     simulated: bool
+    ood: NDArray[np.float64] | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def about(self, pair_ids: Sequence[str], rows: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
+        """How many of the chosen pairs are out of distribution or were seen in training: for the record, in words.
+
+        Args:
+            pair_ids: [n_pairs].
+            rows: of the chosen pairs.
+        """
+        record: dict[str, Any] = {}
+        notes: list[str] = []
+        chosen = list(rows)
+        if self.ood is not None and not np.isnan(self.ood[chosen]).any():
+            known = self.ood[~np.isnan(self.ood)]
+            counts = (int(self.ood[chosen].sum()), len(chosen)), (int(known.sum()), len(known))
+            record["ood"] = dict(zip(("chosen", "all"), ({"n": n, "pairs": of} for n, of in counts), strict=True))
+            mine, every = (
+                f"{n:,} of {of:,} {which} pair{'s' * (of != 1)} ({n / of:.0%})".replace("%", " %")
+                for (n, of), which in zip(counts, ("chosen", "scored"), strict=True)
+            )
+            notes.append(f"Out of distribution (ood) for the model: {mine}, {every}")
+        if self.parts:
+            found = Counter(self.parts.get(pair_ids[row], "") for row in chosen)
+            record["parts"] = {part: found[part] for part in ("train", "val", "test") if found[part]}
+            if found["train"] or found["val"]:
+                notes.append(
+                    f"Of the {len(chosen)} chosen pairs the model was trained on {found['train']} and validated on "
+                    f"{found['val']} (split.parquet of its run); part=test chooses among its held-out pairs"
+                )
+        return record, [*notes, *self.notes]
 
 
 def make_study(
@@ -101,6 +138,7 @@ def make_study(
         _report(corpus, broken)
         bad |= set(broken)
     items = _items(corpus, scored, rows, hashes[0], pictures, out, coherence, seed)
+    record, notes = scored.about(corpus.pairs["pair_id"].tolist(), list(rows))
     study = Study(
         items=tuple(sorted(items, key=lambda item: item.item)),
         corpus=corpus.name,
@@ -110,8 +148,8 @@ def make_study(
         per_stimulus=per_stimulus,
         coherence=coherence,
         high=high,
-        scores=dict(scored.source),
-        warnings=tuple(doubts(chosen, found, coherence)),
+        scores={**scored.source, **record},
+        warnings=(*doubts(chosen, found, coherence), *notes),
     )
     overview(study, out)
     study.write(out)

@@ -112,6 +112,9 @@ def read_ratings(
     if unknown:
         known = ", ".join(rater.code for rater in raters) or "none"
         raise StudyError(f"exclude: no ratings of {', '.join(unknown)}; raters here: {known}")
+    if raters and not [rater for rater in raters if rater.code not in left_out]:
+        codes = ", ".join(rater.code for rater in raters)
+        raise StudyError(f"exclude: every rater in {folder} is excluded ({codes}); leave at least one in")
     raters = [rater for rater in raters if rater.code not in left_out]
     if not raters:
         what = f":\n{listing(reader.problems)}" if reader.problems else "; expected the raters' ratings-CODE.json"

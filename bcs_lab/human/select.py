@@ -18,6 +18,7 @@ from scipy.stats import rankdata
 
 from bcs_lab.errors import StudyError
 from bcs_lab.human.study import STRATA
+from bcs_lab.regimes import THRESHOLD
 
 Floats = NDArray[np.float64]
 
@@ -279,22 +280,42 @@ def fitting_sizes(sizes: Mapping[str, int], total: int) -> dict[str, int]:
 
 
 def doubts(chosen: Mapping[int, str], pool: Pool, coherence: str) -> list[str]:
-    """Where a stratum got pairs that are not what its name says, for want of better ones."""
+    """Where a stratum got pairs that are not what its name says: beside the other pairs, or on the scale itself.
+
+    Beside the others: the wrong axis is ahead, or the joint coherence is on the wrong side of the median. On the scale:
+    what should be high lies below 0.5, where "high" begins (Table 9), and the other way round for ``lowest``.
+    """
     joint = joint_coherence(pool.t_pas, pool.t_sas, coherence)
     middle = float(np.median(joint))
-    fails = {
+    beside = {
         "high_perceptual": (pool.t_pas <= pool.t_sas, "T-PAS not above T-SAS"),
         "high_semantic": (pool.t_sas <= pool.t_pas, "T-SAS not above T-PAS"),
         "highest": (joint < middle, f"joint coherence below the median {middle:.2f}"),
         "lowest": (joint > middle, f"joint coherence above the median {middle:.2f}"),
     }
+    on_the_scale = {
+        "high_perceptual": (pool.t_pas, "T-PAS", "below"),
+        "high_semantic": (pool.t_sas, "T-SAS", "below"),
+        "highest": (joint, "joint coherence", "below"),
+        "lowest": (joint, "joint coherence", "above"),
+    }
     out = []
     for stratum in STRATA:
-        mine = [at for at, name in chosen.items() if name == stratum]
-        wrong, what = fails[stratum]
-        count = int(sum(bool(wrong[at]) for at in mine))
+        mine = np.array([at for at, name in chosen.items() if name == stratum], dtype=np.int64)
+        wrong, what = beside[stratum]
+        count = int(np.count_nonzero(wrong[mine]))
         if count:
-            out.append(
-                f"{stratum}: {count} of {len(mine)} pairs have {what}; the corpus offers no better ones that fit"
-            )
+            out.append(f"{stratum}: {_of(count, len(mine))} {what}")
+        values, name, side = on_the_scale[stratum]
+        found = values[mine]
+        off = found < THRESHOLD if side == "below" else found > THRESHOLD
+        if off.any():
+            low, high = (f"{bound:.2f}" for bound in (found[off].min(), found[off].max()))
+            span = low if low == high else f"{low}–{high}"
+            out.append(f"{stratum}: {_of(int(off.sum()), len(mine))} {name} {side} {THRESHOLD:g} ({span})")
     return out
+
+
+def _of(count: int, total: int) -> str:
+    """How many pairs of a stratum, up to the verb."""
+    return f"{count} of {total} pair{'s' * (total != 1)} ha{'s' if count == 1 else 've'}"

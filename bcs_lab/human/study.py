@@ -29,6 +29,10 @@ STRATA: Mapping[str, str] = {
 }
 
 
+#: What the two "high" strata are under ``high=plain``, which asks for one axis whatever the other is.
+PLAIN: Mapping[str, str] = {"high_perceptual": "high T-PAS", "high_semantic": "high T-SAS"}
+
+
 @dataclass(frozen=True)
 class Item:
     """One pair of a study.
@@ -99,6 +103,10 @@ class Study:
         """Identity of what raters see: ids, which pairs share a stimulus, and the pictures."""
         shown = [(i.item, i.stimulus, i.reference_sha256, i.reconstruction_sha256) for i in self.items]
         return hashlib.sha256(json.dumps(sorted(shown)).encode()).hexdigest()[:16]
+
+    def looks_for(self, stratum: str) -> str:
+        """What a stratum was to show, in words."""
+        return PLAIN.get(stratum, STRATA[stratum]) if self.high == "plain" else STRATA[stratum]
 
     def write(self, folder: Path) -> Path:
         """Write ``study.json`` into ``folder``."""

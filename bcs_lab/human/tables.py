@@ -172,7 +172,8 @@ def summary(result: Mapping[str, Any]) -> str:
     lines += [
         "(paper: other raters, other pictures)",
         "",
-        "Mean ratings against scores (*: the score a group should follow):",
+        "Raters' means against scores (*: the score a group should follow; mean over a group's questions of each "
+        "question's mean over raters):",
     ]
     body = [
         [row["group"], SCORES[row["score"]] + "*" * row["matching"], number(row["pearson"]), _bounds(row, "pearson"),

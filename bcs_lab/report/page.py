@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from bcs_lab.report.page_charts import regime_bar
 from bcs_lab.report.page_corpus import Pictures, open_behind
 from bcs_lab.report.page_run import TRAIN, ReportRun, load_runs
 from bcs_lab.report.page_view import Section, View
-from bcs_lab.report.table import BASELINE, HEADINGS, PAPER, RUN, best_rows, interval, number
+from bcs_lab.report.table import BASELINE, HEADINGS, PAPER, RUN, Row, best_rows, interval, number
 from bcs_lab.results import AXES
 
 log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class _Page:
                     room.kept = sorted({*section.shown[:most].tolist(), *chosen})
                 room.galleries = [list(gallery.pairs) for gallery in section.galleries]
                 left_out = len(section.run) - len(room.kept)
-                room.cut = [f"{left_out:,} pairs are left out of the table of pairs."] if left_out else []
+                room.cut = [f"{_are(left_out)} left out of the table of pairs."] if left_out else []
             size = len(self.render().encode("utf-8"))
             if size <= limit:
                 for room in self.rooms:
@@ -181,7 +181,7 @@ class _Page:
         for section, room in zip(self.sections, self.rooms, strict=True):
             missing = sum(len(gallery.pairs) for gallery in section.galleries) - sum(map(len, room.galleries))
             if missing:
-                room.cut.append(f"The galleries lack {missing} pairs.")
+                room.cut.append(f"The galleries lack {view.plural(missing, 'pair')}.")
         return free
 
     def _fill_pairs(self, free: int) -> None:
@@ -203,9 +203,9 @@ class _Page:
                 self._add(at, pair)
             lacking = len(set(section.shown.tolist()) - set(room.pictured))
             if lacking and section.has_pictures:
-                room.cut.append(f"{lacking:,} pairs {section.of_part} are without their pictures and rationales.")
+                room.cut.append(f"{_are(lacking, section.of_part)} without their pictures and rationales.")
             elif lacking and section.has_rationales:
-                room.cut.append(f"{lacking:,} pairs {section.of_part} are without their rationales.")
+                room.cut.append(f"{_are(lacking, section.of_part)} without their rationales.")
 
     def _cost(self, at: int, pair: int) -> int:
         if pair in self.rooms[at].pictured:
@@ -366,7 +366,7 @@ def _environment() -> Environment:
     )
     environment.globals.update(
         headings=HEADINGS, regimes=REGIMES, number=number, interval=interval, share=view.share, signed=view.signed,
-        between=view.between,
+        plural=view.plural, between=view.between,
     )  # fmt: skip
     return environment
 
@@ -384,13 +384,13 @@ def _comparison(runs: Sequence[ReportRun]) -> dict[str, Any] | None:
     if len(runs) < 2:
         return None
     trained = [run for run in runs if run.kind == TRAIN]
-    labels = [f"{run.corpus_name} · {run.folder.name}" for run in runs]
+    labels = _labels(runs)
     block: dict[str, Any] = {"groups": [], "shared": "", "notes": [], "labels": labels, "best": {}, "scores": []}
     if trained:
         rows, shared = collect([run.folder for run in trained])
-        by_folder = {row.facts["run"]: row.label for row in rows if row.kind == RUN}
-        block["labels"] = [
-            by_folder.get(str(run.folder.resolve()), label) for run, label in zip(runs, labels, strict=True)
+        by_folder = {str(run.folder.resolve()): label for run, label in zip(runs, labels, strict=True)}
+        rows = [
+            _named(row, by_folder.get(str(row.facts["run"]), row.label)) if row.kind == RUN else row for row in rows
         ]
         block["groups"] = [
             ("", [row for row in rows if row.kind == RUN]),
@@ -399,13 +399,14 @@ def _comparison(runs: Sequence[ReportRun]) -> dict[str, Any] | None:
         ]
         block["best"] = {column: {rows[index].label for index in best_rows(rows, column)} for column in HEADINGS}
         block["shared"], block["notes"] = shared, warnings(rows)
-    for run, label in zip(runs, block["labels"], strict=True):
+    for run, label in zip(runs, labels, strict=True):
         if run.kind != TRAIN:
             p, s = run.axes["t_pas"].score, run.axes["t_sas"].score
             codes = run.regimes()
             block["scores"].append(
                 {
                     "label": label,
+                    "note": " + ".join(run.encoders),
                     "pairs": len(run),
                     "t_pas": view.mean(p),
                     "t_sas": view.mean(s),
@@ -416,13 +417,36 @@ def _comparison(runs: Sequence[ReportRun]) -> dict[str, Any] | None:
     return block
 
 
+def _labels(runs: Sequence[ReportRun]) -> list[str]:
+    """Corpus and folder of each run, with as many folders above it as it takes to tell the runs apart."""
+    depth = max(len(run.folder.parts) for run in runs)
+    labels: list[str] = []
+    for parts in range(1, depth + 1):
+        labels = [" · ".join(filter(None, (run.corpus_name, "/".join(run.folder.parts[-parts:])))) for run in runs]
+        if len(set(labels)) == len({run.folder for run in runs}):
+            break
+    return labels
+
+
+def _named(row: Row, label: str) -> Row:
+    """A training run under another label; the encoder and what else told it apart come beneath."""
+    said = row.label.partition(" [")[0]
+    more = row.note and row.note.replace(" ", "") != said
+    return replace(row, label=label, note=f"{said}: {row.note}" if more else row.note or said)
+
+
+def _are(n: int, of_part: str = "") -> str:
+    """How many pairs, up to the verb: ``1 pair of the test part is``."""
+    return " ".join(filter(None, (view.plural(n, "pair"), of_part, "is" if n == 1 else "are")))
+
+
 def _summary(sections: Sequence[Section], page: _Page, size: int) -> str:
     pictured = sum(len(room.pictured) for room in page.rooms)
     pairs = sum(len(section.run) for section in sections)
     cut = [line for room in page.rooms for line in room.cut]
     first = "; ".join(section.headline for section in sections)
     second = (
-        f"{size / 1e6:.1f} MB: {pairs:,} pairs, {len(page.pictures.uris):,} pictures, {pictured:,} pairs with all "
-        f"details{'; ' + ' '.join(cut) if cut else ''}"
+        f"{size / 1e6:.1f} MB: {view.plural(pairs, 'pair')}, {view.plural(len(page.pictures.uris), 'picture')}, "
+        f"{view.plural(pictured, 'pair')} with all details{'; ' + ' '.join(cut) if cut else ''}"
     )
     return f"{first}\n{second}"

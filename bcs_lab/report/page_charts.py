@@ -243,8 +243,8 @@ def histogram(values: Floats, name: str, kind: str, bins: int = 25) -> Markup:
     width = (frame.x(1) - frame.x(0)) / bins
     parts = [
         f'<rect x="{frame.x(i / bins):.1f}" y="{frame.y(counts[i] / most)}" width="{width - 1:.1f}" '
-        f'height="{frame.y(0) - frame.y(counts[i] / most):.1f}" class="{kind}"><title>{counts[i]} pairs from '
-        f"{i / bins:.2f} to {(i + 1) / bins:.2f}</title></rect>"
+        f'height="{frame.y(0) - frame.y(counts[i] / most):.1f}" class="{kind}"><title>{counts[i]} '
+        f"pair{'s' if counts[i] != 1 else ''} from {i / bins:.2f} to {(i + 1) / bins:.2f}</title></rect>"
         for i in range(bins)
         if counts[i]
     ]
@@ -255,7 +255,7 @@ def histogram(values: Floats, name: str, kind: str, bins: int = 25) -> Markup:
         mean = float(known.mean())
         parts.append(_line(frame.x(mean), frame.y(1) - 4, frame.x(mean), frame.y(0), "median"))
         parts.append(_text(frame.x(mean), frame.y(1) - 7, f"mean {mean:.2f}", "key"))
-    return _svg(frame, f"Distribution of {name} over {len(known)} pairs", parts)
+    return _svg(frame, f"Distribution of {name} over {len(known)} pair{'s' * (len(known) != 1)}", parts)
 
 
 def forest(

@@ -100,9 +100,9 @@ class Section:
         if run.kind == TRAIN:
             values = run.facts["ensemble"]
             parts = [f"T-PAS r {number(values['pas_r'])}", f"T-SAS r {number(values['sas_r'])}"]
-            return f"{run.corpus_name}, {run.facts['n'].get('test', 0)} test pairs: {', '.join(parts)}"
+            return f"{run.corpus_name}, {plural(run.facts['n'].get('test', 0), 'test pair')}: {', '.join(parts)}"
         p, s = (number(mean(own.score)) for own in run.axes.values())
-        return f"{run.corpus_name or run.folder.name}, {len(run):,} pairs scored: mean T-PAS {p}, T-SAS {s}"
+        return f"{run.corpus_name or run.folder.name}, {plural(len(run), 'pair')} scored: mean T-PAS {p}, T-SAS {s}"
 
 
 def section(run: ReportRun, behind: Behind, pictures: Pictures, part: str, pairs: int) -> Section:
@@ -204,7 +204,8 @@ def _defined(value: Any) -> float | None:
     return float(value) if usable else None
 
 
-def _plural(n: int, noun: str) -> str:
+def plural(n: int, noun: str) -> str:
+    """A number and its noun: ``1 pair``, ``1,200 pairs``."""
     return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
@@ -238,7 +239,7 @@ def view(section: Section, place: Mapping[int, int], label: str, cut: Sequence[s
         "tiles": _tiles(section, crossed.agreement if crossed.n else None),
         "notes": [*_baseline_notes(run), *notes],
         "of_part": section.of_part,
-        "count": f"{len(shown):,}",
+        "count": plural(len(shown), "pair"),
         "questions": questions,
         "agreement_note": "" if used else "Unknown here, since the corpus could not be opened.",
         "regimes": regime_counts(predicted),
@@ -261,15 +262,15 @@ def view(section: Section, place: Mapping[int, int], label: str, cut: Sequence[s
 def _lead(section: Section) -> str:
     run = section.run
     encoders = " + ".join(run.encoders)
-    teachers = f"{_plural(len(run.teachers), 'teacher')} ({', '.join(run.teachers)})"
+    teachers = f"{plural(len(run.teachers), 'teacher')} ({', '.join(run.teachers)})"
     if run.kind == TRAIN:
         n = run.facts["n"]
         counts = ", ".join(f"{n.get(part, 0):,} {part}" for part in ("train", "val", "test"))
-        members = _plural(len(run.facts["members"]), "member")
+        members = plural(len(run.facts["members"]), "member")
         return f"{encoders}; {run.head} head, {members}; consensus of {teachers}; {run.facts['split']} split: {counts}."
     source = run.facts["model"].get("corpus")
     trained = f", trained on {source}" if source else ""
-    scored = f"{_plural(len(run), 'pair')} scored by {encoders} with a {run.head} head{trained}"
+    scored = f"{plural(len(run), 'pair')} scored by {encoders} with a {run.head} head{trained}"
     return f"{scored}; it learned the consensus of {teachers}."
 
 
@@ -295,9 +296,10 @@ def _banner(section: Section) -> list[tuple[str, str]]:
         out.append(("Stand-in encoders.", f"Not the encoders asked for: {'; '.join(run.stand_ins)}."))
     unfamiliar = float(run.ood.mean())
     if unfamiliar >= NOTABLE_OOD and "ood" not in said and "out of distribution" not in said:
+        n = int(run.ood.sum())
         text = (
-            f"{share(unfamiliar)} of the pairs ({int(run.ood.sum()):,}) are far from the images the model was trained "
-            "on; their scores and intervals deserve less trust."
+            f"{share(unfamiliar)} of the pairs ({n:,}) {'is' if n == 1 else 'are'} far from the images the model was "
+            "trained on; their scores and intervals deserve less trust."
         )
         out.append(("Out of distribution.", text))
     if run.kind == TRAIN and section.part in ("train", "all"):
@@ -336,8 +338,8 @@ def _tiles(section: Section, agreement: float | None) -> list[dict[str, str]]:
     if run.kind == TRAIN:
         tests = run.part == "test"
         concepts = len(set(run.labels["concept"][tests].tolist()) - {""})
-        note = _plural(concepts, "unseen concept") if run.facts["split"] == "concept" else _plural(concepts, "concept")
-        tiles.append(_tile("Test pairs", f"{int(tests.sum()):,}", f"{note}\nof {len(run):,} pairs"))
+        note = plural(concepts, "unseen concept") if run.facts["split"] == "concept" else plural(concepts, "concept")
+        tiles.append(_tile("Test pairs", f"{int(tests.sum()):,}", f"{note}\nof {plural(len(run), 'pair')}"))
     else:
         skipped = _defined(run.facts.get("skipped")) or 0
         tiles.append(_tile("Pairs scored", f"{len(run):,}", f"{int(skipped):,} skipped"))
@@ -345,7 +347,7 @@ def _tiles(section: Section, agreement: float | None) -> list[dict[str, str]]:
             _tile(
                 "Out of distribution",
                 share(float(run.ood.mean())),
-                f"{int(run.ood.sum()):,} pairs unlike the training images",
+                f"{plural(int(run.ood.sum()), 'pair')} unlike the training images",
             )
         )
     if run.coverage and run.level is not None:
@@ -399,8 +401,8 @@ def _tables(run: ReportRun) -> View:
         ]
         return {
             "table": groups,
-            "table_lead": f"The ensemble on {run.facts['n'].get('test', 0):,} held-out test pairs, its members, and "
-            "what plain baselines reach.",
+            "table_lead": f"The ensemble on {plural(run.facts['n'].get('test', 0), 'held-out test pair')}, its "
+            "members, and what plain baselines reach.",
             "truth": _truth_table(run),
         }
     results = run.facts.get("against_consensus")

@@ -19,7 +19,7 @@
     node.append(...children.filter((child) => child !== null && child !== undefined));
     return node;
   }
-  const two = (value) => (value === null || value === undefined ? "–" : (value / 1000).toFixed(2));
+  const two = (value) => (value === null || value === undefined ? "–" : (value / 1000).toFixed(2).replace("-", "−"));
   const count = (value) => value.toLocaleString("en");
   const plain = (text) => text.replaceAll("_", " ");
 
@@ -312,11 +312,12 @@
             return el("td", { class: column.left ? "left" : null }, column.show(i));
           }))));
       if (!shown.length) body.append(el("tr", {}, el("td", { class: "empty", colspan: String(columns.length) }, "No pair matches.")));
-      status.textContent = `${count(state.order.length)} of ${count(n)} pairs` + (pages > 1 ? `, page ${state.page + 1} of ${pages}` : "");
+      status.textContent = `${count(state.order.length)} of ${count(n)} pair${n === 1 ? "" : "s"}` + (pages > 1 ? `, page ${state.page + 1} of ${pages}` : "");
       section.querySelector('[data-page="-1"]').disabled = state.page === 0;
       section.querySelector('[data-page="1"]').disabled = state.page === pages - 1;
     }
     function page(by) { state.page += by; draw(); state.current = state.page * PAGE; draw(); }
+    function first() { state.current = 0; move(0); }
     function move(by) {
       if (!state.order.length) return;
       const inside = body.contains(document.activeElement);
@@ -340,8 +341,9 @@
     for (const button of section.querySelectorAll("[data-page]")) button.addEventListener("click", () => page(Number(button.dataset.page)));
     for (const control of Object.values(controls)) if (control) control.addEventListener(control.type === "search" ? "input" : "change", update);
     controls.text.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") { controls.text.value = ""; update(); }
-      if (event.key === "Enter" || event.key === "ArrowDown") { move(0); event.preventDefault(); }
+      // All three leave the box, so that single keys act on the table again.
+      if (event.key === "Escape") { controls.text.value = ""; update(); controls.text.blur(); event.preventDefault(); }
+      if (event.key === "Enter" || event.key === "ArrowDown") { controls.text.blur(); first(); event.preventDefault(); }
     });
     update();
     return { move, page, search: controls.text };
@@ -382,6 +384,22 @@
     });
     return pairTable(run, section);
   });
+
+  // Tables that are wider than their place say so by a shadow; see .edges in the style sheet.
+  const watch = new ResizeObserver((entries) => { for (const entry of entries) edge(entry.target.closest(".scroll")); });
+  function edge(box) {
+    const rest = box.scrollWidth - box.clientWidth;
+    box.parentNode.classList.toggle("more-left", rest > 1 && box.scrollLeft > 1);
+    box.parentNode.classList.toggle("more-right", rest > 1 && box.scrollLeft < rest - 1);
+  }
+  for (const box of document.querySelectorAll("main .scroll")) {
+    const around = el("div", { class: box.matches(".table6, .sticky") ? "edges still" : "edges" });
+    box.replaceWith(around);
+    around.append(box);
+    box.addEventListener("scroll", () => edge(box), { passive: true });
+    watch.observe(box);
+    watch.observe(box.firstElementChild);
+  }
 
   const tabs = [...document.querySelectorAll('[role="tab"]')];
   const navigation = document.querySelector(".masthead nav");

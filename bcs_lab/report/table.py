@@ -75,8 +75,12 @@ def best_rows(rows: Sequence[Row], column: str) -> set[int]:
 
 
 def number(value: float | None) -> str:
-    """Three decimals; an undefined value is a dash."""
-    return "–" if value is None else f"{value:.3f}"
+    """Three decimals; an undefined value is a dash, a minus is a minus sign and never stands before zero.
+
+    >>> number(-0.2614), number(-0.0001), number(None)
+    ('−0.261', '0.000', '–')
+    """
+    return "–" if value is None else f"{round(value, 3) + 0.0:.3f}".replace("-", "−")
 
 
 def text_table(rows: Sequence[Row], *, heading: str = "model", intervals: bool = True) -> str:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bcs_lab.config import ExportConfig, absolute, parse
 from bcs_lab.corpus import write_bundle
 from bcs_lab.errors import ConfigError
-from bcs_lab.tasks.inputs import embed, open_corpus, open_store, report_skipped
+from bcs_lab.tasks.inputs import compare, embed, open_corpus, open_store, report_skipped
+
+if TYPE_CHECKING:
+    from bcs_lab.similarity import PairSimilarities
 
 log = logging.getLogger(__name__)
 
 
 def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
-    """Entry of the command line: embed with the encoders asked for, then write the bundle.
+    """Entry of the command line: embed and compare with the encoders asked for, then write the bundle.
 
     Raises:
         ConfigError: the card is no readable file.
@@ -36,13 +39,18 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
 
     corpus = open_corpus(config.corpus, start)
     encoder = config.encoder.model_copy(update={"stand_in": None})
-    corpus, embeddings = embed(corpus, encoder, open_store(config.store, start), config.encoders)
+    store = open_store(config.store, start)
+    corpus, embeddings = embed(corpus, encoder, store, config.encoders)
+    similarities: list[PairSimilarities] = []
+    if config.similarities:
+        corpus, similarities = compare(corpus, encoder, store, config.similarities)
     report_skipped(corpus, out)
     sources = None if corpus.root is None else corpus.root / "sources.csv"
     write_bundle(
         corpus,
         embeddings,
         target,
+        similarities=similarities,
         sources_csv=sources if sources is not None and sources.is_file() else None,
         card_extra=card,
         overwrite=config.overwrite,
@@ -51,4 +59,9 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     print(f"{target}: {len(corpus)} pairs, {', '.join(part.name for part in embeddings)}, {size / 1e6:.1f} MB")
     names = ",".join(part.name for part in embeddings)
     print(f"Train on it with: bcs train corpus=bundle corpus.root={target} encoder.names=[{names}] teachers=all")
-    return {"corpus": corpus.name, "encoders": [part.name for part in embeddings], "bundle": str(target)}
+    return {
+        "corpus": corpus.name,
+        "encoders": [part.name for part in embeddings],
+        "similarities": [part.name for part in similarities],
+        "bundle": str(target),
+    }

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bcs_lab.config import CorpusConfig, EncoderConfig, absolute
 from bcs_lab.corpus import Corpus, load_corpus, write_skipped
 from bcs_lab.corpus.summary import left_out
 from bcs_lab.embeddings import PairEmbeddings, pair_embeddings
 from bcs_lab.store import EmbeddingStore
+
+if TYPE_CHECKING:
+    from bcs_lab.similarity import PairSimilarities
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +64,25 @@ def embed(
         names: encoders instead of those of the settings.
     """
     return pair_embeddings(
+        corpus,
+        names or config.names,
+        store=store,
+        options=config.given_options,
+        stand_in=config.stand_in,
+        device=config.device,
+        batch_size=config.batch_size,
+        dtype=config.dtype,
+        only_stored=config.only_stored,
+    )
+
+
+def compare(
+    corpus: Corpus, config: EncoderConfig, store: EmbeddingStore, names: list[str] | None = None
+) -> tuple[Corpus, list[PairSimilarities]]:
+    """Similarities of all pairs, with the arguments of :func:`embed`."""
+    from bcs_lab.similarity import pair_similarities
+
+    return pair_similarities(
         corpus,
         names or config.names,
         store=store,

@@ -8,6 +8,7 @@ from typing import Any
 
 from bcs_lab.config import ReportConfig, absolute, parse
 from bcs_lab.errors import ConfigError
+from bcs_lab.files import check_writable
 
 log = logging.getLogger(__name__)
 
@@ -18,13 +19,16 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     """Entry of the command line.
 
     Raises:
-        ConfigError: neither or both of ``run`` and ``runs``, or a page that is no HTML file or cannot be small enough.
+        ConfigError: neither or both of ``run`` and ``runs``, or a page that is no HTML file, cannot be written there or
+            cannot be small enough.
         RunError: a folder is no finished run, or its files are damaged.
     """
     config = parse(ReportConfig, values)
     given = [config.run] if config.run is not None else config.runs or []
     folders = [path for text in given if (path := absolute(text, start)) is not None]
     page = _page(config, folders, out, start)
+    if all(folder.is_dir() for folder in folders):  # else what the runs lack is the first thing to say
+        check_writable(page, "out")
 
     from bcs_lab.report.page import Options, write_report
 

@@ -71,6 +71,7 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
         batch_size=config.encoder.batch_size,
         options=config.encoder.options,
         on_encoder_mismatch=config.encoder.mismatch,
+        max_image_pixels=config.max_image_pixels,
     )
     single = isinstance(source, FolderPairs) and Path(str(absolute(config.reconstruction, start))).is_file()
     if single and table is None:

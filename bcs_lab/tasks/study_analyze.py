@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bcs_lab.config import StudyAnalyzeConfig, absolute, parse
+from bcs_lab.files import check_writable
 
 log = logging.getLogger(__name__)
 
@@ -15,6 +16,7 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     """Entry of the command line.
 
     Raises:
+        ConfigError: results that cannot be written there.
         StudyError: no study or no ratings there, or bad ratings under ``on_bad_row=error``.
     """
     from bcs_lab.human.analyze import Settings, analyze
@@ -32,6 +34,8 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     ratings = read_ratings(source, study, questionnaire, on_bad_row=config.on_bad_row, exclude=config.exclude)
     for problem in ratings.problems:
         log.warning("left out: %s", problem)
+    target = absolute(config.out, start) or out
+    check_writable(target / "study_results.json", "out")
     settings = Settings(
         weights=config.kappa_weights,
         level=questionnaire.scale.level if config.level == "scale" else config.level,
@@ -40,7 +44,6 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
         fast_seconds=config.fast_seconds,
     )
     result = analyze(study, questionnaire, ratings, settings)
-    target = absolute(config.out, start) or out
     paths = write_results(result, target)
     print(summary(result))
     print(f"Written: {target}: {', '.join(path.name for path in paths)}")

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from bcs_lab.config import StudyFormConfig, absolute, parse
+from bcs_lab.files import check_writable
 
 
 def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     """Entry of the command line.
 
     Raises:
-        ConfigError: questions that cannot be used.
+        ConfigError: questions that cannot be used, or a form that cannot be written there.
         StudyError: no study there, pictures missing or altered, or a form with other questions.
     """
     from bcs_lab.human.form import keep_questionnaire, write_form
@@ -23,11 +24,12 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     config = parse(StudyFormConfig, values)
     folder = absolute(config.study, start)
     assert folder is not None
-    study = Study.read(folder)
-    questionnaire = read_questionnaire(absolute(config.questions, start))
     path = absolute(config.out, start) or folder / "form.html"
     if path.is_dir():
         path = path / "form.html"
+    study = Study.read(folder)
+    questionnaire = read_questionnaire(absolute(config.questions, start))
+    check_writable(path, "out")
     keep_questionnaire(folder, questionnaire, overwrite=config.overwrite)
     write_form(study, folder, questionnaire, path)
     answers = len(study.items) * len(questionnaire.question_ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -12,11 +12,17 @@ import pandas as pd
 from bcs_lab.config import StudySelectConfig, absolute, parse
 from bcs_lab.consensus import consensus
 from bcs_lab.corpus import Corpus
-from bcs_lab.errors import ConfigError, CorpusError, listing
+from bcs_lab.errors import ConfigError, CorpusError, RunError, listing
 from bcs_lab.evaluate import axis_scores
-from bcs_lab.human.study import STRATA, Study
+from bcs_lab.files import check_writable
+from bcs_lab.human.study import FILE, STRATA, Study
+from bcs_lab.models import resolve_model
 from bcs_lab.store import EmbeddingStore
 from bcs_lab.tasks.inputs import open_corpus, open_store, report_skipped
+from bcs_lab.tasks.score import _part as corpus_part
+
+if TYPE_CHECKING:
+    from bcs_lab.human.make import Scored
 
 
 def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
@@ -26,25 +32,28 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
         ConfigError: a table of scores that cannot be used.
         CorpusError: the corpus cannot be read or has no images.
         ModelError: the model cannot be read.
+        RunError: ``part`` of a model whose run does not say it, or of another corpus.
         StudyError: too few stimuli, or the folder holds a study.
     """
-    from bcs_lab.human.make import Scored, make_study
+    from bcs_lab.human.make import make_study
 
     config = parse(StudySelectConfig, values)
+    target = absolute(config.out, start) or out
+    if config.out is not None:
+        check_writable(target / FILE, "out")
     corpus = open_corpus(config.corpus, start)
     report_skipped(corpus, out)
     if config.model is not None:
-        t_pas, t_sas, source, simulated = _from_model(config.model, corpus, start, open_store(config.store, start))
+        corpus, scored = _from_model(config.model, config.part, corpus, start, open_store(config.store, start))
     elif config.scores is not None:
         path = absolute(config.scores, start)
         assert path is not None
-        t_pas, t_sas, source, simulated = _from_file(path, corpus)
+        scored = _from_file(path, corpus)
     else:
-        t_pas, t_sas, source, simulated = _from_teachers(corpus)
-    target = absolute(config.out, start) or out
+        scored = _from_teachers(corpus)
     study = make_study(
         corpus,
-        Scored(t_pas, t_sas, source, simulated),
+        scored,
         target,
         sizes=config.sizes,
         per_stimulus=config.per_stimulus,
@@ -65,33 +74,63 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     }
 
 
-Result = tuple[np.ndarray, np.ndarray, dict[str, Any], bool]
+def _from_teachers(corpus: Corpus) -> Scored:
+    from bcs_lab.human.make import Scored
 
-
-def _from_teachers(corpus: Corpus) -> Result:
     t_pas, t_sas = axis_scores(consensus(corpus.answers), corpus.protocol)
     source = {"source": "consensus of the teachers", "teachers": list(corpus.teachers)}
-    return t_pas, t_sas, source, corpus.simulated_teachers
+    return Scored(t_pas, t_sas, source, corpus.simulated_teachers)
 
 
-def _from_model(model: str, corpus: Corpus, start: Path, store: EmbeddingStore) -> Result:
+def _from_model(
+    model: str, part: str | None, corpus: Corpus, start: Path, store: EmbeddingStore
+) -> tuple[Corpus, Scored]:
+    """The pairs of the part asked for, and their scores."""
+    from bcs_lab.human.make import Scored
     from bcs_lab.score import BCS
 
     local = absolute(model, start)
-    bcs = BCS.load(local if local is not None and local.exists() else model)
+    folder = resolve_model(local if local is not None and local.exists() else model)
+    if part is not None:
+        corpus = corpus_part(corpus, part, folder)
+    bcs = BCS.load(folder)
     frame, problems = bcs.score_corpus(corpus, store=store)
     if problems and corpus.on_bad_row == "error":
         raise CorpusError(
             f"{len(problems)} pair(s) cannot be scored:\n{listing(problems)}\n"
             "Correct these, or go on without them: corpus.on_bad_row=skip"
         )
-    t_pas, t_sas = _aligned(frame, corpus)
     source = {"source": "model", "model": model, "digest": bcs.ensemble.digest, "encoders": list(bcs.labels)}
-    return t_pas, t_sas, source, bool(bcs.simulated_teachers)
+    if part is not None:
+        source["part"] = part
+    parts = _parts(folder)
+    known = any(pair_id in parts for pair_id in corpus.pairs["pair_id"])
+    notes = []
+    if not known and bcs.ensemble.provenance.get("corpus") == corpus.name:
+        notes.append(
+            f"The model was trained on the corpus {corpus.name!r}; which of the chosen pairs it has seen is unknown: "
+            "no split.parquet of its run lies beside it"
+        )
+    t_pas, t_sas, ood = _aligned(frame, corpus)
+    return corpus, Scored(t_pas, t_sas, source, bool(bcs.simulated_teachers), ood, parts if known else {}, tuple(notes))
 
 
-def _from_file(path: Path, corpus: Corpus) -> Result:
+def _parts(model: Path) -> dict[str, str]:
+    """Pair -> part by the run that the model lies in; empty where it lies in none."""
+    path = model.parent / "split.parquet"
+    if not path.is_file():
+        return {}
+    try:
+        frame = pd.read_parquet(path, columns=["pair_id", "split"])
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: expected the split of a training run, cannot be read ({error})") from None
+    return dict(zip(frame["pair_id"].astype(str), frame["split"].astype(str), strict=True))
+
+
+def _from_file(path: Path, corpus: Corpus) -> Scored:
     """Scores from a table that ``bcs score`` wrote, or any with ``pair_id``, ``t_pas`` and ``t_sas``."""
+    from bcs_lab.human.make import Scored
+
     expected = "scores: expected a .csv or .parquet table with the columns pair_id, t_pas and t_sas"
     try:
         content = path.read_bytes()
@@ -127,15 +166,20 @@ def _from_file(path: Path, corpus: Corpus) -> Result:
     simulated = (
         "simulated_teachers" in frame.columns and frame["simulated_teachers"].astype(str).str.lower().eq("true").any()
     )
-    t_pas, t_sas = _aligned(frame, corpus)
+    t_pas, t_sas, ood = _aligned(frame, corpus)
     source = {"source": "file", "file": path.name, "sha256": hashlib.sha256(content).hexdigest()}
-    return t_pas, t_sas, source, bool(simulated)
+    return Scored(t_pas, t_sas, source, bool(simulated), ood)
 
 
-def _aligned(frame: pd.DataFrame, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
-    """The two scores in the order of the corpus, NaN for pairs that the table lacks."""
-    table = frame.set_index("pair_id")[["t_pas", "t_sas"]].astype(float).reindex(corpus.pairs["pair_id"])
-    return table["t_pas"].to_numpy(), table["t_sas"].to_numpy()
+def _aligned(frame: pd.DataFrame, corpus: Corpus) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The two scores and ``ood`` in the order of the corpus, NaN for pairs that the table lacks and what is unknown."""
+    table = frame.set_index("pair_id").reindex(corpus.pairs["pair_id"])
+    t_pas, t_sas = (table[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in ("t_pas", "t_sas"))
+    if "ood" not in table.columns:
+        return t_pas, t_sas, None
+    words = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
+    ood = np.array([words.get(str(value).lower(), np.nan) for value in table["ood"]])
+    return t_pas, t_sas, None if np.isnan(ood).all() else ood
 
 
 def summary(study: Study) -> str:
@@ -151,5 +195,5 @@ def summary(study: Study) -> str:
         if mine:
             spans = [[getattr(item, key) for item in mine] for key in ("t_pas", "t_sas", "coherence")]
             cells = " ".join(f"{min(span):>6.2f}–{max(span):.2f}" for span in spans)
-            lines.append(f"{name.replace('_', ' '):<16} {len(mine):>5} {cells}   {STRATA[name]}")
+            lines.append(f"{name.replace('_', ' '):<16} {len(mine):>5} {cells}   {study.looks_for(name)}")
     return "\n".join([*lines, *(f"Note: {text}" for text in study.warnings)])

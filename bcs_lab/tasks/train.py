@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ from bcs_lab.config import TrainConfig, parse
 from bcs_lab.consensus import agreement_weight, consensus, select_teachers, teacher_answers
 from bcs_lab.corpus import Corpus
 from bcs_lab.embeddings import PairEmbeddings
-from bcs_lab.errors import CorpusError, listing
+from bcs_lab.errors import ConfigError, CorpusError, listing
 from bcs_lab.files import write_json, write_text
 from bcs_lab.results import (
     Scores,
@@ -33,8 +33,13 @@ from bcs_lab.results import (
     write_results,
 )
 from bcs_lab.split import Split, concept_key, make_split
-from bcs_lab.tasks.inputs import embed, open_corpus, open_store, report_skipped
+from bcs_lab.store import EmbeddingStore
+from bcs_lab.tasks.inputs import compare, embed, open_corpus, open_store, report_skipped
 from bcs_lab.tracking import Tracker, tracking
+
+if TYPE_CHECKING:
+    from bcs_lab.heads import ExtraRows
+    from bcs_lab.similarity import PairSimilarities
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +83,8 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     prepared = prepare(config, start)
     wanted = config.teachers if isinstance(config.teachers, list) else [str(config.teachers)]
     tags = [config.encoder.label, f"teachers-{'+'.join(wanted)}", config.head.name]
+    if config.features.kind != "embedding":
+        tags.append(config.features.kind)
     sweep = out.parent.name if (out.parent / "multirun.yaml").is_file() else None
     name = f"{sweep}-{out.name}" if sweep else out.name
     with tracking(config.logger, out, settings=values, tags=tags, group=sweep, name=name) as tracker:
@@ -121,30 +128,31 @@ def train(
     Args:
         config: checked settings.
         out: folder of the run; gets ``metrics.json``, ``coverage.json``, ``predictions.parquet``, ``split.parquet``,
-            ``curves.csv``, ``results.txt``, ``ensemble/`` and two figures. Members that an earlier, killed run finished
+            ``curves.csv``, ``results.txt``, ``ensemble/`` and figures. Members that an earlier, killed run finished
             there are kept.
         base: folder that relative paths of the settings start at.
         tracker: mirror for curves, table and figures.
         prepared: of :func:`prepare`, if it was called already.
 
     Raises:
-        ConfigError: the head does not take its settings; further errors as :func:`prepare`.
+        ConfigError: the head does not take its settings, or not such features; further errors as :func:`prepare`.
         EncoderError: an encoder's weights cannot be had.
     """
     from bcs_lab.calibrate import calibrate, coverage_line
     from bcs_lab.data import BCSDataModule
     from bcs_lab.ensemble import Ensemble
     from bcs_lab.fit import train_ensemble
-    from bcs_lab.heads import build_head
+    from bcs_lab.heads import build_head, check_features
 
     started = time.monotonic()
     tracker = tracker or Tracker()
     prepared = prepared or prepare(config, base)
     teachers = prepared.teachers
     # A wrong setting of the head should not cost an embedding run.
+    check_features(config.head.name, config.features.kind)
     build_head(config.head.name, 5, 1, **config.head.settings)
 
-    corpus, embeddings = embed(prepared.corpus, config.encoder, open_store(config.store, base))
+    corpus, embeddings, similarities = describe(prepared.corpus, config, open_store(config.store, base))
     # Pairs with broken images are gone by now, if rows are skipped.
     split = prepared.split if len(corpus) == len(prepared.corpus) else divide(corpus, config)
     report_skipped(corpus, out)
@@ -159,9 +167,20 @@ def train(
         "simulated_teachers": corpus.simulated_teachers,
         "teachers": list(teachers),
     }
+    if config.features.kind != "embedding":
+        used["features"] = config.features.kind
     tracker.note({**used, "corpus": corpus.name, "split_hash": split.hash})
 
-    data = BCSDataModule(embeddings, targets, weights, split, batch_size=config.trainer.batch_size)
+    data = BCSDataModule(
+        embeddings,
+        targets,
+        weights,
+        split,
+        batch_size=config.trainer.batch_size,
+        similarities=similarities,
+        concepts=corpus.pairs["concept"].map(concept_key).to_numpy(dtype=object),
+        extra=known_negatives(corpus, split, config),
+    )
     head = {"name": config.head.name, "snap": config.head.snap, **config.head.settings}
     members = train_ensemble(
         data,
@@ -184,6 +203,7 @@ def train(
         targets=targets,
         simulated_teachers=corpus.simulated_teachers,
         options=config.encoder.given_options,
+        similarities=similarities,
     )
     scores = Scores.of(members, ensemble, targets, split)
     coverage = calibrate(ensemble, scores, embeddings, corpus)
@@ -209,6 +229,39 @@ def train(
     table = f"{report(rows, metrics, corpus)}\n{coverage_line(coverage)}"
     write_text(out / "results.txt", table + "\n")
     return TrainResult(metrics, predictions, table, facts)
+
+
+def describe(
+    corpus: Corpus, config: TrainConfig, store: EmbeddingStore
+) -> tuple[Corpus, list[PairEmbeddings], list[PairSimilarities] | None]:
+    """What the encoders say of all pairs; the corpus may lose pairs with broken images if bad rows are skipped.
+
+    Embeddings are needed under ``features=similarity`` too: for the plain cosines, and to tell what is unfamiliar.
+
+    Returns:
+        The pairs that are left, their embeddings, and their similarities where these are the features.
+    """
+    if config.features.kind == "embedding":
+        return *embed(corpus, config.encoder, store), None
+    while True:
+        corpus, similarities = compare(corpus, config.encoder, store)
+        left, embeddings = embed(corpus, config.encoder, store)
+        if len(left) == len(corpus):
+            return corpus, embeddings, similarities
+        corpus = left  # an image that only the embeddings had to read is broken; the rest is in the store by now
+
+
+def known_negatives(corpus: Corpus, split: Split, config: TrainConfig) -> ExtraRows | None:
+    """Further training rows whose answers are known: references beside reconstructions of other concepts.
+
+    Raises:
+        ConfigError: ``head.negatives`` asks for them, but there are none.
+    """
+    if config.head.negatives == 0.0:
+        return None
+    raise ConfigError(
+        f"head.negatives={config.head.negatives}: corpus {corpus.name} has no known negatives; use head.negatives=0."
+    )
 
 
 def with_targets(corpus: Corpus, teachers: Sequence[str]) -> Corpus:
@@ -260,8 +313,9 @@ def _announce(
         " (simulated)" if corpus.simulated_teachers else "",
     )
     log.info(
-        "encoders %s; head %s; %d member(s)",
+        "encoders %s; features %s; head %s; %d member(s)",
         " + ".join(part.label for part in embeddings),
+        config.features.kind,
         config.head.name,
         len(config.seeds),
     )

@@ -28,6 +28,21 @@ class Embedded:
     stand_in: str | None = None
 
 
+@dataclass(frozen=True)
+class Compared:
+    name: str
+    fingerprint: dict[str, Any]
+    names: tuple[str, ...]
+    values: np.ndarray
+    stand_in: str | None = None
+
+
+def compared(n: int, name: str = "lite0", seed: int = 0) -> Compared:
+    values = np.random.default_rng(seed).normal(size=(n, 3)).astype(np.float32)
+    names = ("head.aligned", "head.match", "mse")
+    return Compared(name, {"version": "1", "names": list(names)}, names, values)
+
+
 def embedded(n: int, name: str = "lite0", dim: int = 8, seed: int = 0) -> Embedded:
     """``n`` pairs that share references two by two, rows in a shuffled order with unused ones among them."""
     rng = np.random.default_rng(seed)
@@ -108,6 +123,68 @@ def test_exporting_twice_and_exporting_an_import_give_the_same_bytes(
     third = write_bundle(back, list(back.shipped.values()), tmp_path / "third")
     assert same(bundle, third)
     assert bundle_differences(back, read_bundle(third)) == []
+
+
+def test_similarities_travel_too(corpus: Corpus, bundle: Path, tmp_path: Path) -> None:
+    similarities = [compared(7), compared(7, "timm:model/x@rev", seed=1)]
+    assert read_bundle(bundle).shipped_similarities == {}
+    embeddings = [embedded(7), embedded(7, "timm:model/x@rev", dim=5, seed=1)]
+    card = "What it is not: a benchmark."
+    out = write_bundle(corpus, embeddings, tmp_path / "out", similarities=similarities, card_extra=card)
+    back = read_bundle(out)
+    assert list(back.shipped_similarities) == ["lite0", "timm:model/x@rev"]
+    for given in similarities:
+        item = back.shipped_similarities[given.name]
+        assert isinstance(item.values, np.memmap)
+        assert item.values.dtype == np.float32
+        np.testing.assert_array_equal(item.values, given.values)
+        assert (item.names, item.fingerprint) == (given.names, given.fingerprint)
+    # What was there before is unchanged, byte by byte.
+    for path in bundle.iterdir():
+        if path.name not in ("bundle.json", "README.md"):
+            assert (out / path.name).read_bytes() == path.read_bytes()
+    assert set(json.loads((bundle / "bundle.json").read_text())) == set(
+        json.loads((out / "bundle.json").read_text())
+    ) - {"similarities"}
+    assert "## Similarities" in (out / "README.md").read_text()
+    assert "## Similarities" not in (bundle / "README.md").read_text()
+    kept = back.subset(np.array([True, False] * 3 + [True]))
+    np.testing.assert_array_equal(kept.shipped_similarities["lite0"].values, similarities[0].values[::2])
+    third = write_bundle(
+        back, list(back.shipped.values()), tmp_path / "third", similarities=list(back.shipped_similarities.values())
+    )
+    assert same(out, third)
+    assert bundle_differences(back, read_bundle(third)) == []
+    assert bundle_differences(back, read_bundle(bundle)) == [
+        "similarities of lite0 are in one only",
+        "similarities of timm:model/x@rev are in one only",
+    ]
+    moved = replace(similarities[0], values=similarities[0].values + np.float32(0.5))
+    other = write_bundle(corpus, embeddings, tmp_path / "other", similarities=[moved, similarities[1]])
+    assert bundle_differences(back, read_bundle(other)) == ["similarities of lite0 (largest difference 0.5)"]
+    assert bundle_differences(back, read_bundle(other), atol=0.6) == []
+    damaged = out / "similarities-lite0.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(CorpusError, match=r"similarities-lite0\.safetensors: is damaged"):
+        read_bundle(out)
+    damaged.unlink()
+    with pytest.raises(CorpusError, match=r"similarities-lite0\.safetensors: is missing"):
+        read_bundle(out)
+
+
+def test_similarities_that_do_not_fit_are_refused(corpus: Corpus, tmp_path: Path) -> None:
+    good = compared(7)
+    for bad, message in (
+        (compared(6), r"do not fit the corpus: expected shape \(7, 3\) but got \(6, 3\)"),
+        (replace(good, names=("a", "b", "c")), "not the ones that their fingerprint names"),
+        (replace(good, values=np.full((7, 3), np.nan)), "not finite"),
+        (replace(good, stand_in="lite2"), "are a stand-in"),
+    ):
+        with pytest.raises(CorpusError, match=message):
+            write_bundle(corpus, [embedded(7)], tmp_path / "out", similarities=[bad])
+    with pytest.raises(ConfigError, match="each encoder once"):
+        write_bundle(corpus, [embedded(7)], tmp_path / "out", similarities=[good, good])
+    assert not (tmp_path / "out").exists()
 
 
 def test_order_of_input_rows_does_not_matter(corpus: Corpus, tmp_path: Path) -> None:

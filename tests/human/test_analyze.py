@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,18 @@ def test_resampled_correlations_are_those_of_copied_pairs() -> None:
         assert plain[b] == pytest.approx(stats.pearsonr(x[rows], y[rows]).statistic)
         assert ranked[b] == pytest.approx(stats.spearmanr(x[rows], y[rows]).statistic)
     assert np.isnan(_resampled(np.ones(12), y, times)[0]).all()
+
+
+def test_printed_tables_hold_minus_signs(tmp_path: Path, asked: Questionnaire) -> None:
+    """One kind of minus throughout: no hyphen stands before a digit in what is printed or made for reading."""
+    study = draw_study(tmp_path / "study")
+    folder = write_ratings(tmp_path / "ratings", simulate(study, 4))
+    turned = replace(study, items=tuple(replace(i, t_pas=1 - i.t_pas, t_sas=1 - i.t_sas) for i in study.items))
+    result = analyze(turned, asked, read_ratings(folder, study, asked), QUICK)
+    assert min(row["pearson"] for row in result["correlations"]) < 0
+    text = summary(result)
+    assert text.count("−") > 5
+    assert not re.search(r"(?<![\w-])-\d", text)
 
 
 def test_more_noise_is_less_agreement(tmp_path: Path, asked: Questionnaire) -> None:

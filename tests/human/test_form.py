@@ -306,6 +306,18 @@ def test_questions_do_not_change_under_a_study(tmp_path: Path, asked: Questionna
     keep_questionnaire(tmp_path, other, overwrite=True)
 
 
+def test_a_form_that_cannot_be_written_is_said_before_anything_is(
+    bcs: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw_study(tmp_path / "study", stimuli=2)
+    before = sorted(tmp_path.glob("study/*"))
+    Path("file").write_text("")
+    assert bcs("study", "form", f"study={tmp_path / 'study'}", "out=file/form.html") == 2
+    error = capsys.readouterr().err
+    assert f"out={Path('file/form.html').resolve()}: cannot be written" in error
+    assert sorted(tmp_path.glob("study/*")) == before
+
+
 def test_form_task_needs_a_whole_study(
     bcs: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,13 +129,13 @@ def test_scores_from_a_model(
     frame = scores_of(drawn)
 
     class Fake:
-        ensemble = SimpleNamespace(digest="abc123")
+        ensemble = SimpleNamespace(digest="abc123", provenance={"corpus": "other"})
         labels = ("lowlevel",)
         simulated_teachers = True
 
         @classmethod
-        def load(cls, model: str) -> Fake:
-            assert str(model) == "hf:me/mine"
+        def load(cls, model: Path) -> Fake:
+            assert model == Path("cache/model")
             return cls()
 
         def score_corpus(self, corpus: Corpus, store: Any = None) -> tuple[pd.DataFrame, list[Problem]]:
@@ -143,6 +143,7 @@ def test_scores_from_a_model(
             return frame.iloc[1:], [corpus.problem(0, "cannot be decoded")]
 
     monkeypatch.setattr(bcs_lab.score, "BCS", Fake)
+    monkeypatch.setattr("bcs_lab.tasks.study_select.resolve_model", {"hf:me/mine": Path("cache/model")}.get)
     assert select(*SMALL, "out=study", "model=hf:me/mine") == 2
     assert "cannot be decoded" in capsys.readouterr().err
     assert select(*SMALL, "out=study", "model=hf:me/mine", "corpus.on_bad_row=skip") == 0
@@ -150,6 +151,108 @@ def test_scores_from_a_model(
     assert study.scores == {"source": "model", "model": "hf:me/mine", "digest": "abc123", "encoders": ["lowlevel"]}
     assert study.simulated
     assert frame["pair_id"].iloc[0] not in {item.pair_id for item in study.items}
+
+
+@pytest.fixture
+def trained(drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, pd.DataFrame]:
+    """A run's folder whose model gives made-up scores, and those: four concepts test, two train, one val."""
+    import bcs_lab.score
+
+    frame = scores_of(drawn)
+    frame["ood"] = np.arange(len(frame)) % 3 == 0
+    run = tmp_path / "run"
+    (run / "ensemble").mkdir(parents=True)
+    (run / "ensemble" / "ensemble.json").write_text("{}")
+    parts = {"p00": "test", "p01": "test", "p02": "train", "p03": "train", "p04": "val"}
+    split = [parts[pair_id[:3]] for pair_id in frame["pair_id"]]
+    pd.DataFrame({"pair_id": frame["pair_id"], "split": split}).to_parquet(run / "split.parquet")
+
+    class Fake:
+        ensemble = SimpleNamespace(digest="abc123", provenance={"corpus": "drawn"})
+        labels = ("lowlevel",)
+        simulated_teachers = False
+
+        @classmethod
+        def load(cls, model: Path) -> Fake:
+            assert model == run / "ensemble"
+            return cls()
+
+        def score_corpus(self, corpus: Corpus, store: Any = None) -> tuple[pd.DataFrame, list[Problem]]:
+            return frame[frame["pair_id"].isin(corpus.pairs["pair_id"])], []
+
+    monkeypatch.setattr(bcs_lab.score, "BCS", Fake)
+    return run, frame
+
+
+def test_pairs_seen_in_training_are_counted(
+    select: Callable[..., int], trained: tuple[Path, pd.DataFrame], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = trained
+    sizes = ("stimuli=5", "high_perceptual=3", "high_semantic=3", "highest=2", "lowest=2")
+    assert select(*sizes, "out=all", f"model={run}") == 0
+    said = "Of the 10 chosen pairs the model was trained on 4 and validated on 2 (split.parquet of its run)"
+    study = Study.read(Path("all"))
+    assert study.scores["parts"] == {"train": 4, "val": 2, "test": 4}
+    assert any(said in note for note in study.warnings)
+    assert f"Note: {said}" in capsys.readouterr().out
+
+    assert select(*SMALL, "out=held", f"model={run}", "part=test") == 0
+    study = Study.read(Path("held"))
+    assert {item.pair_id for item in study.items} == {"p00_0", "p00_1", "p01_0", "p01_1"}
+    assert study.scores["part"] == "test"
+    assert study.scores["parts"] == {"test": 4}
+    assert "trained on" not in capsys.readouterr().out
+
+    (run / "split.parquet").unlink()
+    assert select(*SMALL, "out=lost", f"model={run}") == 0
+    assert "which of the chosen pairs it has seen is unknown" in capsys.readouterr().out
+    assert select(*SMALL, "out=none", f"model={run}", "part=test") == 2
+    assert "split.parquet is not there" in capsys.readouterr().err
+    assert select(*SMALL, "out=none", "part=test") == 2
+    assert "expected model=RUN beside it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["model", "csv", "parquet"])
+def test_pairs_out_of_distribution_are_counted(
+    select: Callable[..., int], trained: tuple[Path, pd.DataFrame], capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    run, frame = trained
+    frame.to_csv("s.csv", index=False) if form == "csv" else frame.to_parquet("s.parquet")
+    assert select(*SMALL, "out=study", f"model={run}" if form == "model" else f"scores=s.{form}") == 0
+    study = Study.read(Path("study"))
+    strange = set(frame.loc[frame["ood"], "pair_id"])
+    mine = sum(item.pair_id in strange for item in study.items)
+    assert study.scores["ood"] == {"chosen": {"n": mine, "pairs": 4}, "all": {"n": 4, "pairs": 10}}
+    said = f"Out of distribution (ood) for the model: {mine} of 4 chosen pairs ({mine / 4:.0%}".replace("%", " %")
+    assert f"Note: {said}), 4 of 10 scored pairs (40 %)" in capsys.readouterr().out
+    assert any(note.startswith(said) for note in study.warnings)
+
+
+def test_a_model_that_cannot_tell_gives_no_share(
+    select: Callable[..., int], trained: tuple[Path, pd.DataFrame], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, frame = trained
+    frame.assign(ood=None).to_csv("s.csv", index=False)
+    assert select(*SMALL, "out=study", "scores=s.csv") == 0
+    assert "distribution" not in capsys.readouterr().out
+    assert "ood" not in Study.read(Path("study")).scores
+
+
+def test_a_place_that_cannot_be_written_is_named_first(
+    select: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").write_text("")
+    assert select(*SMALL, "out=file/study") == 2
+    error = capsys.readouterr().err
+    assert "out=" in error
+    assert "cannot be written" in error
+
+
+def test_plain_strata_are_not_called_dominant(select: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert select(*SMALL, "out=a", "high=plain") == 0
+    out = capsys.readouterr().out
+    assert "dominant" not in out
+    assert "high T-PAS" in out
 
 
 def test_what_cannot_be_is_said(

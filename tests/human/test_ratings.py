@@ -39,6 +39,8 @@ def test_good_files_become_one_array(tmp_path: Path, study: Study, asked: Questi
     left = read_ratings(tmp_path / "r", study, asked, exclude=["R02"])
     assert [rater.code for rater in left.raters] == ["r01", "r03"]
     assert left.excluded == ("r02",)
+    with pytest.raises(StudyError, match=r"exclude: every rater in .* is excluded \(r01, r02, r03\)"):
+        read_ratings(tmp_path / "r", study, asked, exclude=["r01", "r02", "r03"])
     with pytest.raises(StudyError, match="no ratings of r09"):
         read_ratings(tmp_path / "r", study, asked, exclude=["r09"])
 

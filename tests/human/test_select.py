@@ -165,5 +165,31 @@ def test_doubtful_strata_are_named() -> None:
     source = Pool(np.arange(4), ["a", "a", "b", "b"], np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.5, 0.6, 0.7, 0.8]))
     sizes = {"high_perceptual": 2, "high_semantic": 0, "highest": 1, "lowest": 1}
     chosen = choose(source, sizes, 2)
-    (doubt,) = doubts(chosen, source, "mean")
-    assert doubt.startswith("high_perceptual: 2 of 2 pairs have T-PAS not above T-SAS")
+    axis, scale = doubts(chosen, source, "mean")
+    assert axis.startswith("high_perceptual: 2 of 2 pairs have T-PAS not above T-SAS")
+    assert scale.startswith("high_perceptual: 2 of 2 pairs have T-PAS below 0.5 (")
+
+
+def test_strata_that_are_only_relatively_what_they_say_are_named() -> None:
+    """Scores that never leave a small part of the scale select as well, but nothing among them is high."""
+    source = made_pool(30, 6)
+    narrow = Pool(source.rows, source.stimulus, 0.2 + 0.2 * source.t_pas, 0.5 * source.t_sas)
+    wide, small = (choose(one, PAPER, 2) for one in (source, narrow))
+    of = {name: [at for at, stratum in small.items() if stratum == name] for name in PAPER}
+    assert doubts(wide, source, "mean") == []
+    lines = doubts(small, narrow, "mean")
+    assert [line.partition(":")[0] for line in lines] == ["high_perceptual", "high_semantic", "highest"]
+    high = narrow.t_pas[of["high_perceptual"]]
+    assert f"6 of 6 pairs have T-PAS below 0.5 ({high.min():.2f}–{high.max():.2f})" in lines[0]
+    assert "6 of 6 pairs have T-SAS below 0.5" in lines[1]
+    assert "3 of 3 pairs have joint coherence below 0.5" in lines[2]
+    upper = Pool(source.rows, source.stimulus, 0.6 + 0.4 * source.t_pas, 0.6 + 0.4 * source.t_sas)
+    (line,) = doubts(choose(upper, PAPER, 2), upper, "mean")
+    assert line.startswith("lowest: 3 of 3 pairs have joint coherence above 0.5 (0.6")
+
+
+def test_high_begins_at_the_threshold() -> None:
+    one = Pool(np.arange(4), list("aabb"), np.array([0.5, 0.49, 0.9, 0.2]), np.array([0.1, 0.1, 0.5, 0.6]))
+    chosen = {0: "high_perceptual", 1: "high_perceptual", 2: "highest", 3: "lowest"}
+    assert "high_perceptual: 1 of 2 pairs has T-PAS below 0.5 (0.49)" in doubts(chosen, one, "mean")
+    assert not any(line.startswith("highest") for line in doubts(chosen, one, "mean"))

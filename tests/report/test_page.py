@@ -219,10 +219,32 @@ def test_several_runs_stand_beside_each_other(tmp_path: Path, corpus: Path) -> N
     assert [attributes["id"] for tag, attributes in page.tags if attributes.get("role") == "tab"] == [
         "tab-0", "tab-1", "tab-2",
     ]  # fmt: skip
-    assert page.row("lowlevel · coral")
+    # Runs go by corpus and folder, in the tables and on the tabs; what the model is stands beneath.
+    assert page.row("corpus · one")[0] == "corpus · one | lowlevel · continuous"
+    assert page.row("corpus · two")[0] == "corpus · two | lowlevel · coral"
+    assert page.row("corpus · three")[0] == "corpus · three | lowlevel"
+    assert "corpus · one corpus · two corpus · three" in page.text
     assert page.data("run-2")["rows"]["id"] == page.data("run-0")["rows"]["id"]
     images = page.data("images")
     assert len(images) == len(set(images)) == 27
+
+
+def test_runs_of_one_name_are_told_apart_by_the_folder_above(tmp_path: Path, corpus: Path) -> None:
+    folders = [train_run(tmp_path / above / "run", corpus, encoders=["one", "two"]) for above in ("a", "b")]
+    page = report(*folders, out=tmp_path / "page.html")
+    for above in ("a", "b"):
+        assert page.row(f"corpus · {above}/run")[0] == f"corpus · {above}/run | one + two"
+
+
+def test_one_pair_is_no_pairs(tmp_path: Path) -> None:
+    root = draw(tmp_path / "corpus", concepts=["thing"], methods=("m",))
+    run, scored = train_run(tmp_path / "run", root), score_run(tmp_path / "scored", root, ood=1)
+    assert not re.findall(r"\b1 (?:[\w-]+ )?pairs", report(run, part="test").text)
+    page = report(scored)
+    assert not re.findall(r"\b1 (?:[\w-]+ )?pairs", page.text)
+    assert "1 pair unlike the training images" in page.text
+    written = write_report([scored], tmp_path / "again.html", start=tmp_path)
+    assert "MB: 1 pair, 2 pictures, 1 pair with all details" in written.summary
 
 
 # --- safety -----------------------------------------------------------------------------------------------------------
@@ -565,12 +587,16 @@ def test_command(tmp_path: Path, corpus: Path, cwd: Path, capsys: pytest.Capture
 
 def test_command_errors(tmp_path: Path, corpus: Path, cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train_run(tmp_path / "run", corpus)
+    Path("file").write_text("")
     for arguments, message in (
         ([], "expected run=DIR for one run or runs=[DIR,DIR] for several, got neither"),
         ([f"run={run}", f"runs=[{run}]"], "got both"),
         ([f"run={run}", f"out={run}/metrics.json"], "out: expected an HTML file"),
         ([f"run={run}", "part=dev"], "part: "),
         (["run=nowhere"], "no such folder"),
+        (["run=nowhere", "out=file/page.html"], "no such folder"),
+        ([f"run={run}", "out=file/page.html"], "out="),
+        ([f"run={run}", "out=file/page.html"], "cannot be written"),
     ):
         assert main(["report", *arguments]) == 2
         assert message in capsys.readouterr().err

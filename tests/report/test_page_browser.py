@@ -47,6 +47,10 @@ def column(browser: Any, number: int, run: int = 0) -> list[str]:
     )
 
 
+def focused(browser: Any) -> str:
+    return browser.execute_script("return document.activeElement.textContent")
+
+
 def heads(browser: Any) -> list[str]:
     return browser.execute_script("return [...document.querySelectorAll('.pairs th')].map((th) => th.textContent)")
 
@@ -89,6 +93,18 @@ def test_filter_sort_and_open(browser: Any, pages: tuple[Path, Path], tmp_path: 
     keys(browser, *"thing_7")
     assert column(browser, heads(browser).index("concept")) == ["thing 7"]
     keys(browser, "\ue00c")
+    assert status(browser) == "63 of 126 pairs, page 1 of 2"
+    # Esc left the box: a key moves and is not typed. Enter goes to the first of what was found.
+    keys(browser, "j", "j")
+    assert focused(browser) == column(browser, 0)[1]
+    assert browser.find_element("css selector", "[data-filter='text']").get_attribute("value") == ""
+    keys(browser, "/", *"thing", "\ue007")
+    assert focused(browser) == column(browser, 0)[0]
+    keys(browser, "j")
+    assert focused(browser) == column(browser, 0)[1]
+    keys(browser, "/", "\ue00c", "?")
+    assert browser.find_element("css selector", "#help").get_attribute("open") is not None
+    keys(browser, "\ue00c", "/", *"no such", "\ue007", "/", "\ue00c")
     assert status(browser) == "63 of 126 pairs, page 1 of 2"
 
     # Sorting: highest first, lowest first on the second press, and the head says so.
@@ -178,6 +194,60 @@ def test_dark_and_narrow(browser: Any, pages: tuple[Path, Path], tmp_path: Path)
     assert box[1] <= 390
     assert box[2]
     assert console_errors(browser) == []
+
+
+def test_wide_tables_show_where_there_is_more(browser: Any, pages: tuple[Path, Path]) -> None:
+    """A shadow at the edge behind which a table goes on, and none where it ends."""
+
+    def shadows(chosen: str) -> list[float]:
+        return browser.execute_script(
+            "const edges = document.querySelector(arguments[0]).closest('.edges');"
+            "for (const a of document.getAnimations()) a.finish();"
+            "return ['::before', '::after'].map((side) => Number(getComputedStyle(edges, side).opacity))",
+            chosen,
+        )
+
+    def scroll(chosen: str, to: str) -> None:
+        browser.execute_async_script(
+            f"const box = document.querySelector(arguments[0]).closest('.scroll'); box.scrollLeft = {to};"
+            "const done = arguments[1]; requestAnimationFrame(() => requestAnimationFrame(() => done()))",
+            chosen,
+        )
+
+    resize(browser, 390, 844, mobile=True)
+    browser.get(pages[0].as_uri())
+    for table in (".pairs", ".questions", ".table6 table"):
+        scroll(table, "0")
+        assert shadows(table) == [0, 1], table
+    scroll(".pairs", "60")
+    assert shadows(".pairs") == [1, 1]
+    scroll(".pairs", "box.scrollWidth")
+    assert shadows(".pairs") == [1, 0]
+    resize(browser, 2400, 844)
+    scroll(".questions", "0")
+    assert shadows(".questions") == [0, 0]
+    assert not scrolls_sideways(browser)
+
+
+def test_marks_stay_clear_of_words(browser: Any, pages: tuple[Path, Path]) -> None:
+    """A consensus of 1 beside the number, and the mark of strange pairs beside their regime."""
+    browser.get(pages[1].as_uri())
+    gap = browser.execute_script(
+        "const line = document.querySelector('.card .score'), [name, track, number] = line.children;"
+        "const goal = track.querySelector('.goal'), text = document.createRange();"
+        "text.selectNodeContents(number);"
+        "const places = ['0%', '100%'].map((left) => { goal.style.left = left; return goal.getBoundingClientRect(); });"
+        "return [places[0].left - name.getBoundingClientRect().right,"
+        "text.getBoundingClientRect().left - places[1].right]"
+    )
+    assert min(gap) >= 4
+    browser.execute_script("document.querySelector('#tab-1').click()")
+    gap = browser.execute_script(
+        "const chip = document.querySelector('section[data-run=\"1\"] .pairs td .chip'), text = document.createRange();"
+        "text.selectNode(chip.previousSibling);"
+        "return chip.getBoundingClientRect().left - text.getBoundingClientRect().right"
+    )
+    assert gap >= 4
 
 
 def test_two_runs_are_tabs(browser: Any, pages: tuple[Path, Path]) -> None:

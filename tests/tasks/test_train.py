@@ -78,6 +78,19 @@ def test_files_and_numbers_of_a_run(head: str, bcs: Callable[..., int]) -> None:
     assert (metrics["head"], metrics["split"]) == (head, "concept")
     assert sum(metrics["n"].values()) == 311
     assert any(name.startswith("cosine efficientnet_lite0") for name in metrics["baselines"])
+    assert "features" not in metrics  # said only where they are not the paper's
+    corpus = load_corpus("brainbank")
+    lite = [corpus.shipped[name] for name in ("efficientnet_lite0", "efficientnet_lite2")]
+    images = [np.asarray(part.images, dtype=float) for part in lite]
+    cosine = np.mean(
+        [np.sum(i[p.reference] * i[p.reconstruction], axis=1) for i, p in zip(images, lite, strict=True)], axis=0
+    )
+    held = (pd.read_parquet(folder / "split.parquet")["split"] == "test").to_numpy()
+    perceptual = pd.read_parquet(folder / "predictions.parquet")["t_pas_target"].to_numpy()
+    rho = scipy.stats.spearmanr(cosine[held], perceptual[held]).statistic
+    assert metrics["baselines"]["cosine mean"]["pas_rho"] == pytest.approx(rho, abs=2e-3)
+    assert metrics["baselines"]["cosine mean"]["pas_mae"] is None
+    assert metrics["baselines"]["cosine mean, fitted"]["pas_rho"] is not None
     assert all(set(values) == set(METRICS) for values in metrics["baselines"].values())
     assert yaml.safe_load((folder / "config.yaml").read_text())["head"]["name"] == head
 
@@ -107,7 +120,6 @@ def test_files_and_numbers_of_a_run(head: str, bcs: Callable[..., int]) -> None:
         assert set(np.unique(prediction)) <= {0.0, 0.5, 1.0}
         assert {"P1_raw", "S6_raw"} <= set(frame.columns)
 
-    corpus = load_corpus("brainbank")
     ensemble = Ensemble.load(folder / "ensemble")
     parts = [corpus.shipped[entry["name"]] for entry in ensemble.encoders]
     mean, std = ensemble.predict(
@@ -292,3 +304,106 @@ def test_the_file_and_the_metrics_have_one_rule_for_pairs_that_are_answered_in_p
     gap = (test["t_sas_prediction"] - test["t_sas_target"]).abs().mean()
     assert metrics["ensemble"]["sas_mae"] == pytest.approx(gap, abs=1e-6)
     assert metrics["baseline"]["sas_r"] is None
+
+
+# --- similarities and heads for few labels ---
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    root = draw_corpus(tmp_path_factory.mktemp("pictures") / "drawn", concepts=18, per_concept=3)
+    return ("corpus=manifest", f"corpus.root={root}", "encoder=lowlevel", "teachers=all", "features=similarity")
+
+
+SMALLER = {
+    "trees": ("head.trees=10",),
+    "boosting": ("head.trees=10", "head.monotone=true"),
+    "stack": ("head.of=[ridge,{trees: {trees: 5}}]", "head.folds=2"),
+}
+
+
+@pytest.mark.parametrize("head", ["ridge", "trees", "boosting", "kernel", "stack", "similarity_mlp"])
+def test_similarities_and_few_labels(head: str, pictures: tuple[str, ...], bcs: Callable[..., int]) -> None:
+    folder, metrics = trained(*pictures, f"head={head}", *SMALLER.get(head, ()), bcs=bcs)
+    assert set(metrics) == METRIC_KEYS
+    assert (metrics["features"], metrics["head"]) == ("similarity", head)
+    assert set(metrics["baselines"]) == {"cosine lowlevel", "cosine lowlevel, fitted"}  # no mean of one
+    assert f"{head} on similarities" in (folder / "results.txt").read_text()
+    ensemble = Ensemble.load(folder / "ensemble")
+    assert ensemble.kind == "similarity"
+    assert (folder / "training_curves.png").exists() == (head == "similarity_mlp")
+    assert ensemble.conformal is not None
+    assert ensemble.familiarity is not None
+    assert ensemble.encoders[0]["dim"] == 384
+    frame = pd.read_parquet(folder / "predictions.parquet")
+    assert frame.attrs["features"] == "similarity"
+
+    from bcs_lab.similarity import pair_similarities, similarity_matrix, similarity_names
+
+    corpus = load_corpus("manifest", pictures[1].split("=")[1])
+    _, parts = pair_similarities(corpus, ["lowlevel"], store=None, progress=False)
+    assert ensemble.features["names"] == similarity_names(parts)
+    assert ensemble.features["parts"][0]["fingerprint"] == parts[0].fingerprint
+    members = ensemble.predict_features(similarity_matrix(parts))
+    np.testing.assert_allclose(members[:, :, 0].mean(axis=0), frame["P1_prediction"], atol=1e-5)
+    np.testing.assert_allclose(members[:, :, 11].std(axis=0), frame["S6_std"], atol=1e-5)
+    assert members[:, :, 0].std(axis=0).max() > 0  # members differ
+
+
+def test_a_killed_training_of_fitted_heads_goes_on(
+    pictures: tuple[str, ...], bcs: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from bcs_lab import fit
+
+    arguments = ("train", *FAST, *pictures, "head=trees", "head.trees=5")
+    assert bcs(*arguments, f"hydra.run.dir={tmp_path / 'clean'}") == 0
+    real = fit._fit_member
+    seen: list[int] = []
+
+    def killed(head: Any, data: Any, seed: int, *rest: Any) -> Any:
+        seen.append(seed)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return real(head, data, seed, *rest)
+
+    monkeypatch.setattr(fit, "_fit_member", killed)
+    assert bcs(*arguments, f"hydra.run.dir={tmp_path / 'killed'}") != 0
+    assert only(tmp_path / "killed" / "members", "*.safetensors").name == "member-7.safetensors"
+    assert bcs(*arguments, f"hydra.run.dir={tmp_path / 'killed'}") == 0
+    assert seen == [7, 13, 13]
+    clean, again = (strict(tmp_path / name / "metrics.json") for name in ("clean", "killed"))
+    assert {**clean, "wall_s": 0} == {**again, "wall_s": 0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("head=cosine_residual",), "head=cosine_residual works on features=embedding, not on features=similarity"),
+        (("head=similarity_mlp", "features=embedding"), "head=similarity_mlp works on features=similarity"),
+        (("head=trees", "head.monotone=true", "features=embedding"), "choose features=similarity"),
+        (("head=ridge", "head.alpha=-1"), "head.alpha=-1"),
+        (("head=ridge", "head.negatives=0.5"), "head.negatives=0.5"),
+        (("head=ridge", "head.negatives=-1"), "head.negatives"),
+        (("features.kind=pixels",), "features.kind"),
+    ],
+)
+def test_settings_that_do_not_go_together(
+    arguments: tuple[str, ...],
+    words: str,
+    pictures: tuple[str, ...],
+    bcs: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert bcs("train", *FAST, *pictures, *arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_broken_picture_is_skipped_under_both_kinds_alike(bcs: Callable[..., int], drawn: Path) -> None:
+    torn = (drawn / "images" / "rec1_0.png").read_bytes()
+    (drawn / "images" / "rec1_0.png").write_bytes(torn[: len(torn) // 2])
+    arguments = ("corpus=manifest", f"corpus.root={drawn}", "encoder=lowlevel", "teachers=all")
+    folder, metrics = trained(
+        *arguments, "features=similarity", "head=ridge", "corpus.on_bad_row=skip", "seeds=[7]", bcs=bcs
+    )
+    assert sum(metrics["n"].values()) == 23
+    assert pd.read_csv(folder / "skipped.csv", dtype=str)["pair_id"].tolist() == ["p01_0"]

@@ -1,37 +1,19 @@
-"""Heads: from pair features to one prediction a question (Section 5.2, Appendix 0.C.3), in a registry by name.
+"""The paper's networks and their relatives (Section 5.2, Appendix 0.C.3): heads that are trained by gradient.
 
-Every head gives a :class:`HeadOutput` and a loss as a pair of sums, so that a validation loss can be pooled over all
-cells however they are batched. All layers keep PyTorch's default initialisation.
+All layers keep PyTorch's default initialisation.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bcs_lab.errors import ConfigError
+from bcs_lab.heads.base import Head, HeadOutput, check_sizes, weighted_sums
 
 N_LEVELS = 3
-
-
-@dataclass
-class HeadOutput:
-    """What a head says about n pairs.
-
-    Attributes:
-        prediction: [n, n_questions] in [0, 1].
-        logits: what the head's own loss needs beside it: [n, n_questions, 3] level logits (ordinal, prototype),
-            [n, n_questions, 2] threshold logits (coral), or ``None``.
-    """
-
-    prediction: Tensor
-    logits: Tensor | None = None
 
 
 class _NormLinear(torch.autograd.Function):
@@ -100,30 +82,13 @@ class Trunk(nn.Sequential):
     """The paper's residual MLP up to its last norm: [n, in_dim] -> [n, hidden] (Table 13)."""
 
     def __init__(self, in_dim: int, hidden: int, blocks: int, dropout: float) -> None:
-        _check_sizes(hidden=hidden, blocks=blocks, dropout=dropout)
+        check_sizes(hidden=hidden, blocks=blocks, dropout=dropout)
         super().__init__(
             NormLinear(in_dim, hidden),
             nn.GELU(),
             *(ResidualBlock(hidden, dropout) for _ in range(blocks)),
             nn.LayerNorm(hidden),
         )
-
-
-class Head(nn.Module):
-    """Base of all heads: called on features [n, in_dim], trained by :meth:`loss`."""
-
-    #: Whether reported predictions are snapped to the three levels unless a config says otherwise.
-    snap: ClassVar[bool] = False
-
-    def loss(self, output: HeadOutput, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Weighted squared error (eqs. 17 and 26) as ``(numerator, denominator)``; the loss is their quotient.
-
-        Args:
-            output: of this head.
-            target: [n, n_questions] in [0, 1]; any number where the weight is 0.
-            weight: [n, n_questions], 0 masks a cell.
-        """
-        return _weighted(weight, (output.prediction - target) ** 2)
 
 
 class ContinuousHead(Head):
@@ -165,7 +130,7 @@ class LevelHead(Head):
         assert output.logits is not None
         square = (output.prediction - target) ** 2
         cross_entropy = self.cross_entropy(output.logits, target)
-        return _weighted(weight, self.mse_weight * square + self.ce_weight * cross_entropy)
+        return weighted_sums(weight, self.mse_weight * square + self.ce_weight * cross_entropy)
 
 
 class OrdinalHead(LevelHead):
@@ -296,7 +261,7 @@ class CoralHead(Head):
         assert output.logits is not None
         above = torch.stack([(2.0 * target).clamp(0, 1), (2.0 * target - 1.0).clamp(0, 1)], dim=-1)
         cross_entropy = F.binary_cross_entropy_with_logits(output.logits, above, reduction="none").mean(dim=-1)
-        return _weighted(weight, cross_entropy)
+        return weighted_sums(weight, cross_entropy)
 
 
 class MLPHead(Head):
@@ -310,7 +275,7 @@ class MLPHead(Head):
     """
 
     def __init__(self, in_dim: int, n_questions: int, hidden: int = 512, dropout: float = 0.1) -> None:
-        _check_sizes(hidden=hidden, dropout=dropout)
+        check_sizes(hidden=hidden, dropout=dropout)
         super().__init__()
         half = max(hidden // 2, 1)
         self.layers = nn.Sequential(
@@ -330,54 +295,6 @@ class MLPHead(Head):
         return HeadOutput(torch.sigmoid(self.layers(x)))
 
 
-#: Every head by the name ``head=`` takes.
-HEADS: dict[str, type[Head]] = {
-    "continuous": ContinuousHead,
-    "ordinal": OrdinalHead,
-    "prototype": PrototypeHead,
-    "coral": CoralHead,
-    "mlp": MLPHead,
-}
-
-
-def build_head(name: str, in_dim: int, n_questions: int, **kwargs: Any) -> Head:
-    """A freshly initialised head of the registry.
-
-    Args:
-        name: ``continuous``, ``ordinal``, ``prototype``, ``coral`` or ``mlp``.
-        in_dim: length of the pair features.
-        n_questions: outputs.
-        kwargs: settings of that head, see its class.
-
-    Raises:
-        ConfigError: unknown name or setting, or a value out of range; the valid ones are named.
-    """
-    if name not in HEADS:
-        raise ConfigError(f"head={name}: expected one of {', '.join(HEADS)}.")
-    settings = list(inspect.signature(HEADS[name].__init__).parameters)[3:]
-    unknown = sorted(set(kwargs) - set(settings))
-    if unknown:
-        raise ConfigError(
-            f"head={name}: unknown settings {', '.join(f'head.{key}' for key in unknown)}; "
-            f"it takes {', '.join(f'head.{key}' for key in settings)}."
-        )
-    return HEADS[name](in_dim, n_questions, **kwargs)
-
-
-def head_and_settings(head: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name of a head and what it is built with; ``snap`` says how predictions are reported and is left out.
-
-    Raises:
-        ConfigError: there is no such head.
-    """
-    settings = dict(head)
-    settings.pop("snap", None)
-    name = settings.pop("name", None)
-    if name not in HEADS:
-        raise ConfigError(f"head={name}: expected one of {', '.join(HEADS)}.")
-    return name, settings
-
-
 def soft_levels(target: Tensor) -> Tensor:
     """Mass of each target on the three levels, split linearly between the two nearest: [...] -> [..., 3]."""
     position = (2.0 * target).clamp(0, N_LEVELS - 1).unsqueeze(-1)
@@ -388,17 +305,3 @@ def soft_levels(target: Tensor) -> Tensor:
 def _expected_level(logits: Tensor) -> Tensor:
     values = torch.linspace(0.0, 1.0, N_LEVELS, dtype=logits.dtype, device=logits.device)
     return logits.softmax(dim=-1) @ values
-
-
-def _weighted(weight: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    # where, not only a product: a masked cell must not leak a NaN or its gradient
-    active = weight > 0
-    return (weight * torch.where(active, cell, 0.0)).sum(), torch.where(active, weight, 0.0).sum()
-
-
-def _check_sizes(hidden: int = 1, blocks: int = 0, dropout: float = 0.0) -> None:
-    for key, value, least in (("hidden", hidden, 1), ("blocks", blocks, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"head.{key}={value}: expected a whole number of at least {least}.")
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-        raise ConfigError(f"head.dropout={dropout}: expected a number from 0 to below 1.")
