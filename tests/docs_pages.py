@@ -77,6 +77,8 @@ def quickened(given: list[str]) -> list[str]:
     name = "" if task is None else task.name
     keys = {word.partition("=")[0] for word in rest}
     more = [*QUICK.get(name, ()), *(["corpus.per_image=2"] if "corpus=simulated" in rest else [])]
+    if "features=similarity" in rest:
+        more.remove("head.hidden=16")  # heads without a hidden layer
     return [*given, *(word for word in more if word.partition("=")[0] not in keys)]
 
 
