@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 
@@ -56,11 +57,13 @@ class Lite:
         ensemble: fitted on all pairs, with intervals, familiarity and provenance.
         held_out: float32 ``[n_pairs, n_questions]``, each pair scored by a model that did not know its concept.
         validation: the content of ``validation.json``.
+        split: ``pair_id``, ``concept`` and ``split``, which is ``train`` for all.
     """
 
     ensemble: Ensemble
     held_out: Floats
     validation: dict[str, Any]
+    split: pd.DataFrame
 
 
 def train_lite(
@@ -113,7 +116,8 @@ def train_lite(
         "n": {"test": len(corpus)}
     }
     ensemble.provenance["held_out_coverage"] = validation["coverage"]["held_out_concepts"]
-    return Lite(ensemble, held_out, validation)
+    split = corpus.pairs[["pair_id", "concept"]].assign(split="train")
+    return Lite(ensemble, held_out, validation, split)
 
 
 def _predict(head: torch.nn.Module, x: Floats) -> NDArray[np.float32]:

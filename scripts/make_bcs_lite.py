@@ -24,10 +24,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "bcs_lab" / "assets" / "bcs_lite")
     out = parser.parse_args().out
-    (out / "validation.json").unlink(missing_ok=True)
+    for name in ("validation.json", "split.parquet"):
+        (out / name).unlink(missing_ok=True)
     lite = train_lite(load_corpus("brainbank"))
     lite.ensemble.save(out)
     write_json(out / "validation.json", lite.validation)
+    lite.split.to_parquet(out / "split.parquet", index=False)
     write_text(out / CARD, lite_card(lite))
     for name in ("held_out_concepts", "left_out_decoders"):
         found = lite.validation[name]["ensemble"]

@@ -72,6 +72,19 @@ def test_it_scores_offline(tmp_path: Path) -> None:
     assert other.t_pas_interval[0] <= other.t_pas <= other.t_pas_interval[1]
 
 
+def test_it_says_that_it_has_seen_the_shipped_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bcs_lab.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["bcs"])
+    assert main(["score", "corpus=brainbank", "bootstrap.resamples=100", f"store={tmp_path / 'store'}"]) == 0
+    said = capsys.readouterr().out
+    assert "311 pairs of 311 took part in the model's training" in said
+    assert "PAS-r" in said
+
+
 def test_making_it_twice_gives_the_same(tmp_path: Path) -> None:
     corpus = load_corpus("brainbank")
     corpus = corpus.subset(np.arange(len(corpus)) % 4 == 0)

@@ -184,6 +184,7 @@ def summarise(bcs: BCS, scored: _Scored, config: ScoreConfig, folder: Path) -> d
         "skipped": len(scored.failed),
         "unmatched": len(scored.unmatched),
         "trained_on": _trained_on(frame, folder),
+        "held_out": (folder.parent / "split.parquet").is_file(),
         "coverage": config.coverage,
         "mean": {axis: float(frame[axis].mean()) for axis in AXES},
         "regimes": {
@@ -200,12 +201,13 @@ def summarise(bcs: BCS, scored: _Scored, config: ScoreConfig, folder: Path) -> d
 def _trained_on(frame: pd.DataFrame, folder: Path) -> int | None:
     """How many of the scored pairs trained the model or stopped its training, by the run's ``split.parquet``.
 
-    The same id with the same concept counts, whatever the corpus is called. ``None`` where the model is not in its run.
+    The same id with the same concept counts, whatever the corpus is called. ``None`` where no split is known, in the
+    model's run or beside the model that ships.
     """
     from bcs_lab.split import concept_key
 
-    path = folder.parent / "split.parquet"
-    if not path.is_file():
+    path = next((path for place in (folder.parent, folder) if (path := place / "split.parquet").is_file()), None)
+    if path is None:
         return None
     split = pd.read_parquet(path)
     used = split[split["split"] != "test"]
@@ -266,7 +268,7 @@ def _warnings(summary: Mapping[str, Any]) -> list[str]:
     if summary["trained_on"]:
         found.append(
             f"{_pairs(summary['trained_on'])} of {summary['pairs']:,} took part in the model's training: their scores "
-            "flatter it (part=test leaves them out)."
+            "flatter it" + (" (part=test leaves them out)." if summary["held_out"] else "; all of its pairs did.")
         )
     return found
 
