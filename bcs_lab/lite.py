@@ -35,7 +35,7 @@ Floats = NDArray[np.floating]
 #: What the shipped model is called, as in ``model=bcs-lite``.
 NAME = "bcs-lite"
 ENCODERS = ("efficientnet_lite2", "efficientnet_lite0", "lowlevel")
-#: Chosen on folds of brainbank; see ``experiments/few_labels.md``.
+#: Chosen on folds of whole concepts of brainbank, see docs/train.md.
 HEAD: Mapping[str, Any] = {
     "name": "stack",
     "of": [{"ridge": {"alpha": [100, 200, 300, 1000]}}, {"trees": {"min_leaf": 5, "max_features": 0.3}}],
