@@ -23,10 +23,8 @@ from bcs_lab.embeddings import CorpusImages, hash_images
 from bcs_lab.encoders import EMBEDDED
 from bcs_lab.files import write_json
 from bcs_lab.similarity import Describer, load_describer
-from bcs_lab.similarity.bank import INDEX as BANK_INDEX
 from bcs_lab.similarity.bank import bank_bytes, bank_layers
-from bcs_lab.similarity.statistics import INDEX as STATISTICS_INDEX
-from bcs_lab.similarity.statistics import measure, read_statistics
+from bcs_lab.similarity.statistics import INDEX, measure, read_statistics
 from bcs_lab.split import concept_key
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,11 +41,11 @@ def main() -> int:
     corpus = load_corpus("manifest", arguments.folder, need_answers=False)
     corpus.name = "brainbank"
     names = [name for name in EMBEDDED if name != "lowlevel"]
-    for folder, index, make in ((STATISTICS, STATISTICS_INDEX, _measure), (BANK, BANK_INDEX, _bank)):
+    for folder, make in ((STATISTICS, _measure), (BANK, _bank)):
         # The bank needs the statistics, so they are written first.
         out = arguments.out / folder
         out.mkdir(parents=True, exist_ok=True)
-        write_json(out / index, {"networks": {name: make(name, corpus, out) for name in names}})
+        write_json(out / INDEX, {"networks": {name: make(name, corpus, out) for name in names}})
         print(f"{out}: {', '.join(names)}, {sum(path.stat().st_size for path in out.iterdir()) / 1e6:.2f} MB")
     return 0
 

@@ -20,8 +20,6 @@ out. The bank's embeddings are shipped; ``scripts/make_stage_statistics.py`` mak
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,14 +28,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bcs_lab.errors import EncoderError
+from bcs_lab.similarity.statistics import networks, read_arrays
 
 if TYPE_CHECKING:
     import torch
 
 #: Where the package keeps them.
 FOLDER = Path(__file__).resolve().parent.parent / "assets" / "similarity_bank"
-INDEX = "index.json"
 #: Last stages that are compared with the bank; earlier ones say little about what is seen.
 STAGES = 5
 NEAREST = 10
@@ -119,9 +116,9 @@ def shipped_bank(fingerprint: Mapping[str, Any]) -> Bank | None:
     Raises:
         EncoderError: the package's own file is missing or damaged.
     """
-    for entry in _index(FOLDER):
+    for entry in networks(FOLDER):
         if all(entry[key] == fingerprint.get(key) for key in ("weights", "preprocessing")):
-            return _read(FOLDER / entry["file"], entry["sha256"])
+            return _read(FOLDER / entry["file"], entry["sha256"], tuple(entry["stages"]))
     return None
 
 
@@ -138,29 +135,12 @@ def bank_bytes(
     return save({**arrays, "reconstruction": reconstruction.astype(np.uint8), "group": group.astype(np.int64)})
 
 
-@lru_cache(maxsize=4)
-def _index(folder: Path) -> tuple[dict[str, Any], ...]:
-    path = folder / INDEX
-    if not path.is_file():
-        return ()
-    return tuple(json.loads(path.read_text(encoding="utf-8"))["networks"].values())
-
-
 @lru_cache(maxsize=8)
-def _read(path: Path, digest: str) -> Bank:
+def _read(path: Path, digest: str, stages: tuple[str, ...]) -> Bank:
     import torch
-    from safetensors.numpy import load
 
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise EncoderError(f"{path}: cannot be read ({error.strerror or error}); install bcs_lab again.") from error
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise EncoderError(f"{path}: is damaged (its SHA-256 differs from {INDEX}); install bcs_lab again.")
-    arrays = load(content)
-    stages = list(dict.fromkeys(name.rpartition(".")[0] for name in arrays if "." in name))
-    order = json.loads((path.parent / INDEX).read_text(encoding="utf-8"))["networks"][path.stem]["stages"]
-    layers = tuple(layer for layer in bank_layers(order) if layer[0] in stages)
+    arrays = read_arrays(path, digest)
+    layers = bank_layers(stages)
     rows = []
     for stage, row in layers:
         part = torch.from_numpy(arrays[f"{stage}.{ROWS[row]}"].astype(np.float32))

@@ -48,7 +48,7 @@ def shipped_statistics(fingerprint: Mapping[str, Any]) -> StageStatistics | None
         EncoderError: the package's own file is missing or damaged.
     """
     weights = fingerprint.get("weights")
-    for entry in _index(FOLDER):
+    for entry in networks(FOLDER):
         if entry["weights"] == weights:
             return _read(FOLDER / entry["file"], entry["sha256"])
     return None
@@ -61,15 +61,20 @@ def read_statistics(folder: Path, name: str) -> StageStatistics:
 
 
 @lru_cache(maxsize=4)
-def _index(folder: Path) -> tuple[dict[str, Any], ...]:
+def networks(folder: Path) -> tuple[dict[str, Any], ...]:
+    """Entries of a folder of shipped arrays, one a network; none where there is no such folder."""
     path = folder / INDEX
     if not path.is_file():
         return ()
     return tuple(json.loads(path.read_text(encoding="utf-8"))["networks"].values())
 
 
-@lru_cache(maxsize=8)
-def _read(path: Path, digest: str) -> StageStatistics:
+def read_arrays(path: Path, digest: str) -> dict[str, np.ndarray]:
+    """The arrays of a shipped file.
+
+    Raises:
+        EncoderError: it is missing or damaged.
+    """
     from safetensors.numpy import load
 
     try:
@@ -78,7 +83,12 @@ def _read(path: Path, digest: str) -> StageStatistics:
         raise EncoderError(f"{path}: cannot be read ({error.strerror or error}); install bcs_lab again.") from error
     if hashlib.sha256(content).hexdigest() != digest:
         raise EncoderError(f"{path}: is damaged (its SHA-256 differs from {INDEX}); install bcs_lab again.")
-    arrays = load(content)
+    return load(content)
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, digest: str) -> StageStatistics:
+    arrays = read_arrays(path, digest)
     stages = list(dict.fromkeys(name.rpartition(".")[0] for name in arrays))
     sd = {stage: arrays[f"{stage}.sd"] for stage in stages}
     least = {stage: LEAST * np.median(values, axis=1, keepdims=True) for stage, values in sd.items()}
