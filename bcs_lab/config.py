@@ -357,7 +357,7 @@ class StudySelectConfig(Section):
 class StudyFormConfig(Section):
     """Settings of ``bcs study form``."""
 
-    study: str
+    study: str | None = None
     out: str | None = None
     questions: str | None = None
     label_studio: Literal["inline", "local_files", "none"] = "inline"
@@ -369,7 +369,7 @@ class StudyAnalyzeConfig(Section):
     """Settings of ``bcs study analyze``."""
 
     ratings: str
-    study: str
+    study: str | None = None
     out: str | None = None
     kappa_weights: Literal["none", "linear", "quadratic"] = "none"
     level: Literal["scale", "nominal", "ordinal", "interval"] = "scale"

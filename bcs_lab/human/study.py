@@ -157,3 +157,26 @@ class Study:
         if study.digest != value.get("digest"):
             raise StudyError(f"{path}: its items do not fit its digest, so it was altered; {expected}")
         return study
+
+
+def find_study(given: Path | None, start: Path, *near: Path) -> Path:
+    """The folder of a study: the one that is named, else the one that lies where it may be expected.
+
+    Args:
+        given: what ``study=`` says, if anything.
+        start: where the command was started; ``study/`` in it, itself, and the latest of ``runs/study_select/`` count.
+        near: looked at first, such as the folder of the ratings.
+
+    Raises:
+        StudyError: none is named, and none is there.
+    """
+    if given is not None:
+        return given
+    latest = sorted((start / "runs" / "study_select").glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime_ns)
+    for place in (*near, start / "study", start, *(path.parent for path in latest[-1:])):
+        if (place / FILE).is_file():
+            return place
+    raise StudyError(
+        f"study: no {FILE} in {', '.join(str(place) for place in (*near, start / 'study', start))}; name the folder that "
+        "`bcs study select` wrote: study=DIR."
+    )

@@ -22,13 +22,13 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     from bcs_lab.human.analyze import Settings, analyze
     from bcs_lab.human.form import read_kept_questionnaire
     from bcs_lab.human.ratings import read_ratings
-    from bcs_lab.human.study import Study
+    from bcs_lab.human.study import Study, find_study
     from bcs_lab.human.tables import summary, write_results
 
     config = parse(StudyAnalyzeConfig, values)
-    folder, source = absolute(config.study, start), absolute(config.ratings, start)
-    assert folder is not None
+    source = absolute(config.ratings, start)
     assert source is not None
+    folder = find_study(absolute(config.study, start), start, source, source.parent)
     study = Study.read(folder)
     questionnaire = read_kept_questionnaire(folder)
     ratings = read_ratings(source, study, questionnaire, on_bad_row=config.on_bad_row, exclude=config.exclude)

@@ -19,11 +19,10 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     from bcs_lab.human.form import keep_questionnaire, write_form
     from bcs_lab.human.label_studio import write_project
     from bcs_lab.human.questionnaire import read_questionnaire
-    from bcs_lab.human.study import Study
+    from bcs_lab.human.study import Study, find_study
 
     config = parse(StudyFormConfig, values)
-    folder = absolute(config.study, start)
-    assert folder is not None
+    folder = find_study(absolute(config.study, start), start)
     path = absolute(config.out, start) or folder / "form.html"
     if path.is_dir():
         path = path / "form.html"

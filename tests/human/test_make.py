@@ -14,7 +14,7 @@ import pytest
 from drawn_corpus import draw_corpus
 
 from bcs_lab.corpus import Corpus, load_corpus
-from bcs_lab.errors import Problem
+from bcs_lab.errors import Problem, StudyError
 from bcs_lab.human.study import Study
 
 SMALL = ("stimuli=2", "high_perceptual=1", "high_semantic=1", "highest=1", "lowest=1")
@@ -281,3 +281,23 @@ def test_torn_pictures_are_errors_or_left_out(
     assert torn.name in capsys.readouterr().err
     assert select(*SMALL, "out=torn", "corpus.on_bad_row=skip") == 0
     assert chosen not in {item.pair_id for item in Study.read(Path("torn")).items}
+
+
+def test_a_study_is_found_where_it_may_be_expected(tmp_path: Path) -> None:
+    from bcs_lab.human.study import FILE, find_study
+
+    def made(folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILE).write_text("{}")
+        return folder
+
+    ratings = tmp_path / "ratings"
+    with pytest.raises(StudyError, match="study=DIR"):
+        find_study(None, tmp_path, ratings, ratings.parent)
+    latest = made(tmp_path / "runs" / "study_select" / "b")
+    assert find_study(None, tmp_path, ratings) == latest
+    beside = made(tmp_path / "study")
+    assert find_study(None, tmp_path, ratings) == beside
+    inside = made(ratings)
+    assert find_study(None, tmp_path, ratings) == inside
+    assert find_study(tmp_path / "named", tmp_path, ratings) == tmp_path / "named"
