@@ -176,7 +176,5 @@ def find_study(given: Path | None, start: Path, *near: Path) -> Path:
     for place in (*near, start / "study", start, *(path.parent for path in latest[-1:])):
         if (place / FILE).is_file():
             return place
-    raise StudyError(
-        f"study: no {FILE} in {', '.join(str(place) for place in (*near, start / 'study', start))}; name the folder that "
-        "`bcs study select` wrote: study=DIR."
-    )
+    places = ", ".join(str(place) for place in (*near, start / "study", start))
+    raise StudyError(f"study: no {FILE} in {places}; name the folder that `bcs study select` wrote: study=DIR.")
