@@ -88,10 +88,21 @@ def _hydra(task: Task, overrides: list[str]) -> int:
         run_job(cfg, task.module)
 
     sys.argv = [f"bcs {task.name}", *overrides]
-    hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=task.config)(job)()
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=task.config)(job)()
+    finally:
+        _close_log_files()
     if _failure is not None:
         raise _failure
     return 1 if _sweep_failed else _status
+
+
+def _close_log_files() -> None:
+    """Let go of the run's log, whose folder may be moved or removed while this process goes on."""
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if type(handler) is logging.FileHandler]:
+        root.removeHandler(handler)
+        handler.close()
 
 
 def quoted(override: str, *, sweep: bool = False) -> str:

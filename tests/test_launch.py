@@ -216,3 +216,17 @@ def test_teachers_beyond_the_corpus_are_one_clear_error(
     error = capsys.readouterr().err
     assert all(name in error for name in ("literal", "conservative", "lenient", "decisive", "teachers"))
     assert "Traceback" not in error
+
+
+def test_the_log_of_a_run_is_let_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import logging
+    import shutil
+
+    from bcs_lab.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["bcs"])
+    assert main(["corpus", "show", "corpus=brainbank", "n=1", "hydra.run.dir=kept"]) in (0, 2)
+    shutil.rmtree("kept")
+    logging.getLogger("bcs_lab").warning("still here")  # a handler of a folder that is gone would raise
+    assert not [handler for handler in logging.getLogger().handlers if type(handler) is logging.FileHandler]
