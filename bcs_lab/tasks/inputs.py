@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bcs_lab.config import CorpusConfig, EncoderConfig, absolute
 from bcs_lab.corpus import Corpus, load_corpus, write_skipped
@@ -63,17 +63,7 @@ def embed(
         store: cache to read and fill.
         names: encoders instead of those of the settings.
     """
-    return pair_embeddings(
-        corpus,
-        names or config.names,
-        store=store,
-        options=config.given_options,
-        stand_in=config.stand_in,
-        device=config.device,
-        batch_size=config.batch_size,
-        dtype=config.dtype,
-        only_stored=config.only_stored,
-    )
+    return pair_embeddings(corpus, names or config.names, store=store, **_computing(config))
 
 
 def compare(
@@ -82,17 +72,19 @@ def compare(
     """Similarities of all pairs, with the arguments of :func:`embed`."""
     from bcs_lab.similarity import pair_similarities
 
-    return pair_similarities(
-        corpus,
-        names or config.names,
-        store=store,
-        options=config.given_options,
-        stand_in=config.stand_in,
-        device=config.device,
-        batch_size=config.batch_size,
-        dtype=config.dtype,
-        only_stored=config.only_stored,
-    )
+    return pair_similarities(corpus, names or config.names, store=store, **_computing(config))
+
+
+def _computing(config: EncoderConfig) -> dict[str, Any]:
+    """How encoders compute, as embedding and comparing take it."""
+    return {
+        "options": config.given_options,
+        "stand_in": config.stand_in,
+        "device": config.device,
+        "batch_size": config.batch_size,
+        "dtype": config.dtype,
+        "only_stored": config.only_stored,
+    }
 
 
 def report_skipped(corpus: Corpus, out: Path) -> None:
