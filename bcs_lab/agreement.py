@@ -13,14 +13,13 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bcs_lab.evaluate import percentile_interval
+
 #: How Cohen's kappa counts a disagreement: all alike, by the distance of the categories, or by its square.
 WEIGHTS: tuple[str, ...] = ("none", "linear", "quadratic")
 
 #: Levels of measurement of Krippendorff's alpha.
 LEVELS: tuple[str, ...] = ("nominal", "ordinal", "interval")
-
-#: More undefined bootstrap resamples than this share leave an interval undefined.
-MAX_UNDEFINED = 0.10
 
 Floats = NDArray[np.float64]
 Interval = list[float] | None
@@ -279,17 +278,6 @@ def cluster_draws(n_clusters: int, n_boot: int, seed: int) -> Floats:
     times = np.zeros((n_boot, n_clusters))
     np.add.at(times, (np.arange(n_boot)[:, None], chosen), 1.0)
     return times
-
-
-def percentile_interval(values: Floats, level: float = 0.95) -> Interval:
-    """``[low, high]`` of bootstrap values [n_boot]; ``None`` when more than a tenth of them are undefined (NaN)."""
-    if not 0 < level < 1:
-        raise ValueError(f"Expected `level` in (0, 1) but got {level}.")
-    defined = values[np.isfinite(values)]
-    if not len(defined) or len(defined) < (1.0 - MAX_UNDEFINED) * len(values):
-        return None
-    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
-    return [float(low), float(high)]
 
 
 def _coded(ratings: ArrayLike, categories: Sequence[float] | None) -> tuple[NDArray[np.int64], Floats]:

@@ -220,7 +220,7 @@ def bootstrap_ci(
         more than a tenth of the resamples leave the statistic undefined (others are dropped).
     """
     resamples = _resamples(prediction, target, clusters, protocol, n_boot, seed)
-    return {key: _interval(resamples.get(key), n_boot, level) for key in METRICS}
+    return {key: percentile_interval(resamples.get(key), level) for key in METRICS}
 
 
 def paired_difference(
@@ -257,7 +257,7 @@ def paired_difference(
         drawn = sides[0][key] - sides[1][key] if key in sides[0] and key in sides[1] else None
         out[key] = {
             "difference": None if x is None or y is None else x - y,
-            "interval": _interval(drawn, n_boot, level),
+            "interval": percentile_interval(drawn, level),
         }
     return out
 
@@ -292,13 +292,17 @@ def _resamples(
     return out
 
 
-def _interval(values: Floats | None, n_boot: int, level: float) -> list[float] | None:
+def percentile_interval(values: Floats | None, level: float = 0.95) -> list[float] | None:
+    """``[low, high]`` of bootstrap values [n_boot].
+
+    ``None`` when there are no values, or when more than a tenth of them are undefined (NaN).
+    """
     if not 0 < level < 1:
         raise ValueError(f"Expected `level` in (0, 1) but got {level}.")
     if values is None:
         return None
     defined = values[np.isfinite(values)]
-    if len(defined) < (1.0 - MAX_UNDEFINED) * n_boot:
+    if not len(defined) or len(defined) < (1.0 - MAX_UNDEFINED) * len(values):
         return None
     tail = (1.0 - level) / 2.0
     low, high = np.quantile(defined, [tail, 1.0 - tail])

@@ -17,8 +17,8 @@ from bcs_lab.agreement import (
     cohen_kappa,
     krippendorff_alpha,
     pair_kappas,
-    percentile_interval,
 )
+from bcs_lab.evaluate import percentile_interval
 
 SCALE = (0.0, 0.5, 1.0)
 

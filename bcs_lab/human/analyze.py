@@ -12,8 +12,8 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from bcs_lab.agreement import agreement, cluster_draws, pair_kappas, percentile_interval
-from bcs_lab.evaluate import pearson, spearman
+from bcs_lab.agreement import agreement, cluster_draws, pair_kappas
+from bcs_lab.evaluate import pearson, percentile_interval, spearman
 from bcs_lab.human.questionnaire import Group, Questionnaire
 from bcs_lab.human.ratings import Ratings
 from bcs_lab.human.select import joint_coherence
