@@ -27,6 +27,7 @@ from bcs_lab.evaluate import axis_scores, bootstrap_ci, cosine_baseline, cosine_
 from bcs_lab.heads import build_head, head_and_settings
 from bcs_lab.heads.fitted import FittedHead
 from bcs_lab.members import MemberResult
+from bcs_lab.negatives import compare_negatives, negative_rows
 from bcs_lab.similarity import PairSimilarities, pair_similarities, similarity_matrix
 from bcs_lab.split import Split, concept_key
 
@@ -38,6 +39,7 @@ ENCODERS = ("efficientnet_lite2", "efficientnet_lite0", "lowlevel")
 #: Chosen on folds of whole concepts of brainbank, see docs/train.md.
 HEAD: Mapping[str, Any] = {
     "name": "stack",
+    "negatives": 0.4,
     "of": [{"ridge": {"alpha": [100, 200, 300, 1000]}}, {"trees": {"min_leaf": 5, "max_features": 0.3}}],
 }
 SEEDS = (7, 13, 21, 37, 42)
@@ -78,7 +80,7 @@ def train_lite(
 
     Args:
         corpus: with similarities and embeddings of :data:`ENCODERS`, shipped or computable.
-        head: a head that fits itself, with its settings.
+        head: a head that fits itself, with its settings; ``negatives`` is what a known negative weighs.
         seeds: one member each.
         validation_seeds: likewise of the models that validate.
         folds: of whole concepts, for validation and intervals.
@@ -86,6 +88,10 @@ def train_lite(
     corpus, similarities = pair_similarities(corpus, ENCODERS, store=None)
     corpus, embeddings = pair_embeddings(corpus, ENCODERS, store=None)
     x = similarity_matrix(similarities)
+    weight = float(head.get("negatives", 0.0))
+    negatives, beside = compare_negatives(
+        corpus, similarities, lambda made: pair_similarities(made, ENCODERS, store=None)[1]
+    )
     targets, weights = consensus(corpus.answers), agreement_weight(corpus.answers, "variance")
     concepts = corpus.pairs["concept"].map(concept_key).to_numpy(dtype=object)
     _, groups = np.unique(concepts.astype(str), return_inverse=True)
@@ -94,7 +100,8 @@ def train_lite(
         name, settings = head_and_settings(head)
         made = build_head(name, x.shape[1], targets.shape[1], **settings)
         assert isinstance(made, FittedHead)
-        made.fit(x[rows], targets[rows], weights[rows], seed, groups=groups[rows])
+        extra = negative_rows(negatives, beside, rows, corpus.protocol, weight) if weight else None
+        made.fit(x[rows], targets[rows], weights[rows], seed, groups=groups[rows], extra=extra)
         return made
 
     def predict(rows: NDArray[np.intp], new: NDArray[np.intp]) -> Floats:
@@ -114,6 +121,11 @@ def train_lite(
     ensemble.conformal = Conformal.fit(*_axes(corpus, held_out, targets), concepts)
     ensemble.metrics = {key: validation["held_out_concepts"][key] for key in ("ensemble", "ci95")} | {
         "n": {"test": len(corpus)}
+    }
+    ensemble.provenance["validated"] = {
+        "how": f"{folds} folds of whole concepts; decoders left out together with their concepts",
+        **{key: validation[key]["ensemble"] for key in ("held_out_concepts", "left_out_decoders")},
+        "cosine mean": validation["baselines"]["cosine mean"],
     }
     ensemble.provenance["held_out_coverage"] = validation["coverage"]["held_out_concepts"]
     split = corpus.pairs[["pair_id", "concept"]].assign(split="train")

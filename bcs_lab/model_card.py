@@ -50,10 +50,15 @@ def _stand_ins(ensemble: Ensemble) -> str:
 def _facts(ensemble: Ensemble, encoders: str) -> str:
     known = ensemble.provenance
     counts = known.get("counts") or {}
+    negatives = float(ensemble.head.get("negatives") or 0.0)
     trained = ", ".join(f"{counts[part]} {part}" for part in ("train", "val", "test") if part in counts)
     facts = {
         "identity": ensemble.digest,
         "encoders": encoders,
+        "features": f"{len(ensemble.features['names'])} similarities of a pair" if ensemble.kind == "similarity" else None,
+        "known negatives": f"references beside reconstructions of other concepts, weight {negatives:g}"
+        if negatives
+        else None,
         "head": f"{ensemble.head['name']}, {len(ensemble.seeds)} members",
         "protocol": f"{ensemble.protocol}, {len(ensemble.questions)} questions",
         "teachers": ", ".join(ensemble.teachers) + (" (simulated)" if ensemble.simulated_teachers else ""),

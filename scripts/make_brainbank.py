@@ -16,6 +16,7 @@ from pathlib import Path
 from bcs_lab.config import EncoderConfig
 from bcs_lab.corpus import load_corpus, write_bundle
 from bcs_lab.encoders import EMBEDDED
+from bcs_lab.negatives import compare_negatives
 from bcs_lab.store import EmbeddingStore
 from bcs_lab.tasks.inputs import compare, embed
 
@@ -35,11 +36,13 @@ def main() -> int:
         store = EmbeddingStore(Path(folder))
         corpus, embeddings = embed(corpus, encoder, store)
         corpus, similarities = compare(corpus, encoder, store)
+        negatives, _ = compare_negatives(corpus, similarities, lambda made: compare(made, encoder, store)[1])
         write_bundle(
             corpus,
             embeddings,
             arguments.out,
             similarities=similarities,
+            negatives={part.name: item for part, item in zip(similarities, negatives, strict=True)},
             sources_csv=arguments.folder / "sources.csv",
             card_extra=(ROOT / "scripts" / "brainbank_card.md").read_text(encoding="utf-8"),
             overwrite=True,

@@ -7,8 +7,10 @@
       manifest.parquet                  the pairs, without paths
       annotations.parquet               pair_id, teacher, question, answer, rationale
       embeddings-<encoder>.safetensors  images float16 [m, d]; reference, reconstruction int32 [n]
-      similarities-<encoder>.safetensors  values float32 [n, d], where similarities travel too; names in bundle.json
+      similarities-<encoder>.safetensors  values float32 [n, d], where similarities travel too; names in bundle.json;
+                                        with known negatives also negatives float32 [m, d], negative_pairs int32 [m, 2]
       truth.parquet                     pair_id and the right answer to each question, if known
+      protocol.yaml                     the questions, if they are not the paper's
       sources.csv                       where the pairs come from, if known
       README.md                         the data card
 
@@ -36,10 +38,17 @@ import pandas as pd
 from bcs_lab.corpus.annotations import order_teachers
 from bcs_lab.corpus.images import DEFAULT_MAX_IMAGE_PIXELS
 from bcs_lab.corpus.manifest import corpus_folder
-from bcs_lab.corpus.schema import PAIR_COLUMNS, PATH_COLUMNS, Corpus, ShippedEmbeddings, ShippedSimilarities
+from bcs_lab.corpus.schema import (
+    PAIR_COLUMNS,
+    PATH_COLUMNS,
+    Corpus,
+    ShippedEmbeddings,
+    ShippedNegatives,
+    ShippedSimilarities,
+)
 from bcs_lab.corpus.truth import TRUTH, read_truth, write_truth
 from bcs_lab.errors import ConfigError, CorpusError, RunError
-from bcs_lab.teachers.protocol import BCS12, PERCEPTUAL, SEMANTIC
+from bcs_lab.teachers.protocol import BCS12, PERCEPTUAL, PROTOCOL_FILE, SEMANTIC, corpus_protocol, protocol_text
 from bcs_lab.teachers.protocol import Protocol as Questions
 
 logger = logging.getLogger(__name__)
@@ -91,6 +100,7 @@ def write_bundle(
     out: str | Path,
     *,
     similarities: Sequence[_Similarities] = (),
+    negatives: Mapping[str, ShippedNegatives] | None = None,
     sources_csv: str | Path | None = None,
     card_extra: str | None = None,
     overwrite: bool = False,
@@ -103,6 +113,7 @@ def write_bundle(
             ``reconstruction`` ``[n_pairs]``). Stored as float16, each distinct row once.
         out: the folder to make; written under a temporary name beside it and renamed.
         similarities: of the pairs, in the corpus' order; stored as float32.
+        negatives: encoder -> similarities of known negatives; by default those that ``similarities`` came with.
         sources_csv: a table of sources to ship; by default the corpus' own.
         card_extra: Markdown that says what the corpus is and is not; by default the corpus' own.
         overwrite: replace an existing bundle.
@@ -124,7 +135,7 @@ def write_bundle(
             raise CorpusError(f"{sources_csv}: the table of sources cannot be read ({error})") from error
     card_extra = corpus.card_extra if card_extra is None else card_extra
     packed = _pack_all(corpus, embeddings)
-    compared = _pack_similarities(corpus, similarities)
+    compared = _pack_similarities(corpus, similarities, negatives)
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +214,15 @@ def _pack(corpus: Corpus, item: _Embeddings) -> ShippedEmbeddings:
     return ShippedEmbeddings(item.name, fingerprint, kept, indices[:, 0].copy(), indices[:, 1].copy())
 
 
-def _pack_similarities(corpus: Corpus, similarities: Sequence[_Similarities]) -> list[ShippedSimilarities]:
+def _pack_similarities(
+    corpus: Corpus, similarities: Sequence[_Similarities], negatives: Mapping[str, ShippedNegatives] | None
+) -> list[ShippedSimilarities]:
+    given = dict(negatives or {})
+    # A bundle that is written again keeps those it came with.
+    for item in similarities:
+        own = getattr(item, "negatives", None)
+        if own is not None:
+            given.setdefault(item.name, own)
     names = [item.name for item in similarities]
     if len(set(names)) < len(names):
         raise ConfigError(f"Expected similarities of each encoder once in a bundle but got {', '.join(names)}.")
@@ -224,8 +243,26 @@ def _pack_similarities(corpus: Corpus, similarities: Sequence[_Similarities]) ->
         fingerprint = _plain_fingerprint(item.name, item.fingerprint)
         if fingerprint.get("names") != list(item.names):
             raise CorpusError(f"Similarities of {item.name} are not the ones that their fingerprint names.")
-        packed.append(ShippedSimilarities(item.name, fingerprint, tuple(item.names), values))
+        known = _pack_negatives(item.name, given.get(item.name), values.shape)
+        packed.append(ShippedSimilarities(item.name, fingerprint, tuple(item.names), values, known))
     return packed
+
+
+def _pack_negatives(name: str, item: ShippedNegatives | None, shape: tuple[int, ...]) -> ShippedNegatives | None:
+    if item is None or not len(item.pairs):
+        return None
+    pairs, values = np.asarray(item.pairs, dtype=np.int64), np.ascontiguousarray(item.values, dtype=np.float32)
+    if (
+        values.shape != (len(pairs), shape[1])
+        or pairs.shape != (len(pairs), 2)
+        or (len(pairs) and (pairs.min() < 0 or pairs.max() >= shape[0]))
+        or not np.isfinite(values).all()
+    ):
+        raise CorpusError(
+            f"Known negatives of {name} do not fit the corpus: expected finite values (m, {shape[1]}) and rows of "
+            f"{shape[0]} pairs (m, 2) but got {values.shape} and {pairs.shape}."
+        )
+    return ShippedNegatives(pairs, values)
 
 
 def _plain_fingerprint(name: str, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,6 +307,8 @@ def _write_files(
     similarities = [_write_similarities(folder, item, taken) for item in compared]
     if corpus.truth is not None:
         write_truth(folder / TRUTH, corpus.pairs["pair_id"].tolist(), corpus.truth, corpus.protocol)
+    if corpus.protocol.digest != BCS12.digest:
+        (folder / PROTOCOL_FILE).write_text(protocol_text(corpus.protocol), encoding="utf-8", newline="\n")
     if sources is not None:
         (folder / "sources.csv").write_text(sources, encoding="utf-8", newline="\n")
     files = {path.name: path for path in sorted(folder.iterdir())}
@@ -329,7 +368,10 @@ def _write_similarities(folder: Path, item: ShippedSimilarities, taken: set[str]
     from safetensors.numpy import save
 
     file = _file("similarities", item.name, taken)
-    (folder / file).write_bytes(save({"values": item.values}))
+    arrays = {"values": item.values}
+    if item.negatives is not None:
+        arrays |= {"negatives": item.negatives.values, "negative_pairs": item.negatives.pairs.astype(np.int32)}
+    (folder / file).write_bytes(save(arrays))
     return {"name": item.name, "file": file, "fingerprint": item.fingerprint}
 
 
@@ -403,7 +445,10 @@ _NOTE = (
     "question first."
 )
 _ENCODER_NOTE = "float16, one row a distinct image; the full fingerprints are in bundle.json."
-_SIMILARITY_NOTE = "float32, one row a pair in the order of the manifest; their names are in bundle.json."
+_SIMILARITY_NOTE = (
+    "float32, one row a pair in the order of the manifest; their names are in bundle.json. Known negatives, where they "
+    "travel too, are references beside reconstructions of other concepts."
+)
 
 
 def _known(values: pd.Series) -> int:
@@ -495,7 +540,7 @@ def read_bundle(
     teachers_order: Sequence[str] | None = None,
     on_bad_row: str = "error",
     max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS,
-    protocol: Questions = BCS12,
+    protocol: Questions | None = None,
     need_images: bool = True,
     stand_ins: bool = False,
 ) -> Corpus:
@@ -506,13 +551,13 @@ def read_bundle(
         teachers_order: all or some of the bundle's teachers, in another order; by default the declared order.
         on_bad_row: kept in the corpus; a bundle holds good rows only.
         max_image_pixels: kept in the corpus.
-        protocol: the questions; the bundle must answer the same.
+        protocol: the questions, of which the bundle must answer the same; by default its own.
         need_images: has no effect, a bundle never has images.
         stand_ins: whether its embeddings may stand in for those of encoders it lacks.
 
     Raises:
         CorpusError: a file is missing, damaged, of a newer version, or does not fit; the message names it.
-        ConfigError: ``teachers_order`` does not fit.
+        ConfigError: ``teachers_order`` does not fit, or its ``protocol.yaml`` holds no protocol.
     """
     folder = corpus_folder(root, "bundle", _WHAT)
     index = _read_index(folder)
@@ -571,10 +616,12 @@ def _read(
     teachers_order: Sequence[str] | None,
     on_bad_row: str,
     max_image_pixels: int,
-    protocol: Questions,
+    protocol: Questions | None,
     stand_ins: bool,
 ) -> Corpus:
     _verify(folder, index)
+    if protocol is None:
+        protocol = corpus_protocol(folder) if PROTOCOL_FILE in index["sha256"] else BCS12
     questions = tuple(index["protocol"]["questions"])
     if questions != protocol.ids:
         raise CorpusError(
@@ -708,11 +755,35 @@ def _read_embeddings(folder: Path, item: Mapping[str, Any], n: int) -> ShippedEm
 def _read_similarities(folder: Path, item: Mapping[str, Any], n: int) -> ShippedSimilarities:
     path = folder / item["file"]
     names = tuple(item["fingerprint"]["names"])
-    values = _map_safetensors(path).get("values")
+    arrays = _map_safetensors(path)
+    values = arrays.get("values")
     if values is None or values.dtype != np.float32 or values.shape != (n, len(names)):
         found = "no such array" if values is None else f"{values.dtype} {values.shape}"
         raise CorpusError(f"{path}: expected values float32 ({n}, {len(names)}); found {found}.")
-    return ShippedSimilarities(item["name"], dict(item["fingerprint"]), names, values)
+    return ShippedSimilarities(
+        item["name"], dict(item["fingerprint"]), names, values, _read_negatives(path, arrays, values.shape)
+    )
+
+
+def _read_negatives(path: Path, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> ShippedNegatives | None:
+    values, pairs = arrays.get("negatives"), arrays.get("negative_pairs")
+    if values is None and pairs is None:
+        return None
+    if (
+        values is None
+        or pairs is None
+        or values.dtype != np.float32
+        or pairs.dtype != np.int32
+        or values.shape != (len(pairs), shape[1])
+        or pairs.shape != (len(values), 2)
+        or (len(pairs) and (pairs.min() < 0 or pairs.max() >= shape[0]))
+    ):
+        found = [f"{array.dtype} {array.shape}" if array is not None else "nothing" for array in (values, pairs)]
+        raise CorpusError(
+            f"{path}: expected negatives float32 (m, {shape[1]}) and negative_pairs int32 (m, 2) below {shape[0]}; "
+            f"found {' and '.join(found)}."
+        )
+    return ShippedNegatives(pairs.astype(np.int64), values)
 
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "I32": np.dtype("<i4"), "F32": np.dtype("<f4")}
@@ -781,7 +852,10 @@ def bundle_differences(first: Corpus, second: Corpus, *, atol: float = 0.0) -> l
             ).max()
             if gap > atol:
                 found.append(f"{side} embeddings of {name} (largest difference {gap:.2g})")
-    return found + _similarity_differences(a, b, atol)
+    found += _similarity_differences(a, b, atol)
+    if len(shared) == len(first) == len(second):  # which negatives there are depends on all pairs
+        found += _negative_differences(a, b, atol)
+    return found
 
 
 def _similarity_differences(a: Corpus, b: Corpus, atol: float) -> list[str]:
@@ -800,3 +874,16 @@ def _similarity_differences(a: Corpus, b: Corpus, atol: float) -> list[str]:
         if gap > atol:
             found.append(f"similarities of {name} (largest difference {gap:.2g})")
     return found
+
+
+def _negative_differences(a: Corpus, b: Corpus, atol: float) -> list[str]:
+    found = []
+    for name in a.shipped_similarities.keys() & b.shipped_similarities.keys():
+        x, y = (corpus.shipped_similarities[name].negatives for corpus in (a, b))
+        if x is None or y is None:
+            found += [] if x is y else [f"known negatives of {name} are in one only"]
+        elif not np.array_equal(x.pairs, y.pairs):
+            found.append(f"pairs of the known negatives of {name}")
+        elif (gap := np.abs(x.values - y.values).max(initial=0.0)) > atol:
+            found.append(f"known negatives of {name} (largest difference {gap:.2g})")
+    return sorted(found)

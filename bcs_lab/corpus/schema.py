@@ -40,6 +40,27 @@ class ShippedEmbeddings:
 
 
 @dataclass(frozen=True)
+class ShippedNegatives:
+    """Similarities of known negatives, see :mod:`bcs_lab.negatives`.
+
+    Attributes:
+        pairs: int64 ``[m, 2]``, the pair whose reference, and the pair whose reconstruction.
+        values: float32 ``[m, n_names]``, columns as those of the corpus' pairs.
+    """
+
+    pairs: np.ndarray
+    values: np.ndarray
+
+    def subset(self, rows: np.ndarray, n: int) -> ShippedNegatives:
+        """Those of which both pairs are among ``rows`` (positions, ascending) of ``n``, numbered anew."""
+        place = np.full(n, -1, dtype=np.int64)
+        place[rows] = np.arange(len(rows))
+        pairs = place[self.pairs]
+        kept = (pairs >= 0).all(axis=1)
+        return ShippedNegatives(pairs[kept], self.values[kept])
+
+
+@dataclass(frozen=True)
 class ShippedSimilarities:
     """Similarities of the pairs that travel with a bundle.
 
@@ -48,12 +69,14 @@ class ShippedSimilarities:
         fingerprint: what produced the numbers (JSON-able).
         names: of the similarities, in the order of the columns.
         values: float32 ``[n_pairs, n_names]``, exactly as stored (a read-only memory map), in the corpus' order.
+        negatives: the same of known negatives, where these travel too.
     """
 
     name: str
     fingerprint: dict[str, Any]
     names: tuple[str, ...]
     values: np.ndarray
+    negatives: ShippedNegatives | None = None
 
 
 @dataclass
@@ -122,7 +145,12 @@ class Corpus:
             for name, item in self.shipped.items()
         }
         similarities = {
-            name: replace(item, values=item.values[rows]) for name, item in self.shipped_similarities.items()
+            name: replace(
+                item,
+                values=item.values[rows],
+                negatives=None if item.negatives is None else item.negatives.subset(rows, len(self)),
+            )
+            for name, item in self.shipped_similarities.items()
         }
         return replace(
             self,

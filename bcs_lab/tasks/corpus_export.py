@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from bcs_lab.config import ExportConfig, absolute, parse
 from bcs_lab.corpus import write_bundle
+from bcs_lab.corpus.schema import ShippedNegatives
 from bcs_lab.errors import ConfigError
+from bcs_lab.negatives import compare_negatives
 from bcs_lab.tasks.inputs import compare, embed, open_corpus, open_store, report_skipped
 
 if TYPE_CHECKING:
@@ -44,6 +46,13 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     similarities: list[PairSimilarities] = []
     if config.similarities:
         corpus, similarities = compare(corpus, encoder, store, config.similarities)
+    negatives: dict[str, ShippedNegatives] = {}
+    if config.negatives:
+        if not similarities:
+            raise ConfigError("negatives: known negatives are similarities; name encoders with similarities=[…] too.")
+        compared = [part.name for part in similarities]
+        found, _ = compare_negatives(corpus, similarities, lambda made: compare(made, encoder, store, compared)[1])
+        negatives = dict(zip(compared, found, strict=True))
     report_skipped(corpus, out)
     sources = None if corpus.root is None else corpus.root / "sources.csv"
     write_bundle(
@@ -51,6 +60,7 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
         embeddings,
         target,
         similarities=similarities,
+        negatives=negatives,
         sources_csv=sources if sources is not None and sources.is_file() else None,
         card_extra=card,
         overwrite=config.overwrite,

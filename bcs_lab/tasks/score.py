@@ -169,11 +169,15 @@ def summarise(bcs: BCS, scored: _Scored, config: ScoreConfig, folder: Path) -> d
             "digest": ensemble.digest,
             "encoders": [encoder["label"] for encoder in ensemble.encoders],
             "head": ensemble.head["name"],
+            "protocol": ensemble.protocol,
+            "questions": ensemble.questions,
             "members": len(ensemble.seeds),
             "teachers": ensemble.teachers,
             "simulated_teachers": ensemble.simulated_teachers,
             "corpus": ensemble.provenance.get("corpus"),
             "created": ensemble.provenance.get("created"),
+            "pairs": ensemble.provenance.get("counts"),
+            "validated": ensemble.provenance.get("validated"),
             "held_out_coverage": ensemble.provenance.get("held_out_coverage"),
             "metrics": ensemble.metrics,
         },
@@ -193,9 +197,15 @@ def summarise(bcs: BCS, scored: _Scored, config: ScoreConfig, folder: Path) -> d
         "ood": _ood(frame),
         "methods": method_table(frame, **settings),
         "differences": method_differences(frame, **settings),
-        "against_consensus": None if corpus is None else _against_consensus(frame, corpus, config),
+        "against_consensus": None if corpus is None else _against_consensus(frame, corpus, ensemble, config),
     }
-    return summary | {"warnings": [*_warnings(summary), *bcs.warnings]}
+    other = []
+    if corpus is not None and corpus.teachers and not _same_questions(ensemble, corpus):
+        other.append(
+            f"the corpus was asked other questions ({corpus.protocol.name}) than the model's ({ensemble.protocol}): the "
+            "scores are not compared with its teachers."
+        )
+    return summary | {"warnings": [*_warnings(summary), *other, *bcs.warnings]}
 
 
 def _trained_on(frame: pd.DataFrame, folder: Path) -> int | None:
@@ -210,7 +220,7 @@ def _trained_on(frame: pd.DataFrame, folder: Path) -> int | None:
     if path is None:
         return None
     split = pd.read_parquet(path)
-    used = split[split["split"] != "test"]
+    used = split[~split["split"].isin(["test", "unused"])]
     known = set(zip(used["pair_id"].astype(str), used["concept"].map(concept_key), strict=True))
     if "concept" not in frame:
         return 0
@@ -229,14 +239,23 @@ def _ood(frame: pd.DataFrame) -> dict[str, Any]:
     return {"n": int(frame["ood"].sum()), "share": float(frame["ood"].mean())}
 
 
-def _against_consensus(frame: pd.DataFrame, corpus: Corpus, config: ScoreConfig) -> dict[str, Any] | None:
-    """How near the scores come to the teachers of the scored corpus, where it has any."""
+def _same_questions(ensemble: Ensemble, corpus: Corpus) -> bool:
+    asked = [(question.id, question.group) for question in corpus.protocol.questions]
+    return asked == [(item["id"], item["group"]) for item in ensemble.questions]
+
+
+def _against_consensus(
+    frame: pd.DataFrame, corpus: Corpus, ensemble: Ensemble, config: ScoreConfig
+) -> dict[str, Any] | None:
+    """How near the scores come to the teachers of the scored corpus, where it has any that answered these questions."""
     from bcs_lab.consensus import consensus
     from bcs_lab.evaluate import bootstrap_ci, evaluate
     from bcs_lab.split import concept_key
 
     rows = pd.Index(corpus.pairs["pair_id"]).get_indexer(pd.Index(frame["pair_id"]))
     if not corpus.teachers or np.isnan(corpus.answers[rows]).all():
+        return None
+    if not _same_questions(ensemble, corpus):
         return None
     target = consensus(corpus.answers[rows])
     prediction = frame[list(corpus.protocol.ids)].to_numpy(dtype=np.float32)
