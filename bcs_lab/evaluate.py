@@ -281,15 +281,21 @@ def _resamples(
     levels = _levels(prediction, target, protocol)
     if n_clusters < 2:
         return {}
-    draws = np.random.default_rng(seed).integers(n_clusters, size=(n_boot, n_clusters))
-    times = np.zeros((n_boot, n_clusters))
-    np.add.at(times, (np.arange(n_boot)[:, None], draws), 1.0)
+    times = cluster_draws(n_clusters, n_boot, seed)
     out: dict[str, Floats] = {}
     for name, (x, y, pair) in levels.items():
         cluster = cluster_of_pair[pair]
         if len(np.unique(cluster)) >= 2:
-            out |= {f"{name}_{key}": values for key, values in _resampled(x, y, cluster, times).items()}
+            out |= {f"{name}_{key}": values for key, values in resampled(x, y, cluster, times).items()}
     return out
+
+
+def cluster_draws(n_clusters: int, n_boot: int, seed: int) -> Floats:
+    """How often every resample with replacement draws each cluster: [n_boot, n_clusters]."""
+    draws = np.random.default_rng(seed).integers(n_clusters, size=(n_boot, n_clusters))
+    times = np.zeros((n_boot, n_clusters))
+    np.add.at(times, (np.arange(n_boot)[:, None], draws), 1.0)
+    return times
 
 
 def percentile_interval(values: Floats | None, level: float = 0.95) -> list[float] | None:
@@ -309,8 +315,18 @@ def percentile_interval(values: Floats | None, level: float = 0.95) -> list[floa
     return [float(low), float(high)]
 
 
-def _resampled(x: Floats, y: Floats, cluster: NDArray[np.int64], times: Floats) -> dict[str, Floats]:
-    """``mae``, ``r`` and ``rho`` of every resample [n_boot], NaN where undefined."""
+def resampled(x: Floats, y: Floats, cluster: NDArray[np.int64], times: Floats) -> dict[str, Floats]:
+    """Mean absolute difference and correlations of two sides in every resample of their clusters.
+
+    Args:
+        x: [n], finite, at least one value.
+        y: [n], likewise.
+        cluster: [n] position of each value's cluster.
+        times: [n_boot, n_clusters], how often each cluster is drawn.
+
+    Returns:
+        ``mae``, ``r`` and ``rho`` [n_boot], NaN where undefined.
+    """
     n_clusters = times.shape[1]
 
     def per_cluster(values: Floats) -> Floats:

@@ -65,25 +65,38 @@ def fetch_folder(spec: EncoderSpec, repo: str, revision: str, required: str, pat
     Raises:
         EncoderError: as :func:`fetch_file`.
     """
+    _check_repo(spec, repo)
+    folder, reason = cached_or_downloaded(repo, revision, required, patterns, f"encoder {spec.name}")
+    if folder is None:
+        raise unavailable(spec, f"{repo}@{revision}", [required, *(group[-1] for group in patterns)], reason)
+    return folder
+
+
+def cached_or_downloaded(
+    repo: str, revision: str | None, required: str, patterns: Sequence[Sequence[str]], label: str
+) -> tuple[Path | None, str]:
+    """A repository's files from the local cache, else from the hub; or ``None`` and why they cannot be had.
+
+    The arguments are those of :func:`fetch_folder`; ``label`` says in the log what the files are for.
+    """
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
-    _check_repo(spec, repo)
     cached = try_to_load_from_cache(repo, required, revision=revision)
     if isinstance(cached, str) and any(list(Path(cached).parent.glob(group[-1])) for group in patterns):
-        return Path(cached).parent
+        return Path(cached).parent, ""
     try:
         _probe(repo, required, revision)
         for group in patterns:
-            logger.info("encoder %s: downloading %s@%s", spec.name, repo, revision)
+            logger.info("%s: downloading %s%s", label, repo, f"@{revision}" if revision else "")
             folder = Path(
                 snapshot_download(repo, revision=revision, allow_patterns=list(group), etag_timeout=HUB_TIMEOUT)
             )
             if list(folder.glob(group[-1])):
-                return folder
-        reason = f"the repository holds no {' or '.join(group[-1] for group in patterns)}"
+                return folder, ""
+        return None, f"the repository holds no {' or '.join(group[-1] for group in patterns)}"
     except Exception as error:
-        reason = _reason(error)
-    raise unavailable(spec, f"{repo}@{revision}", [required, *(group[-1] for group in patterns)], reason)
+        # Whatever the client raises (its HTTP library changes between versions), the user needs the same answer.
+        return None, _reason(error)
 
 
 def unavailable(spec: EncoderSpec, where: str, files: Sequence[str], reason: str) -> EncoderError:
@@ -154,7 +167,7 @@ def _check_repo(spec: EncoderSpec, repo: str) -> None:
         ) from None
 
 
-def _probe(repo: str, filename: str, revision: str) -> None:
+def _probe(repo: str, filename: str, revision: str | None) -> None:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     get_hf_file_metadata(hf_hub_url(repo, filename, revision=revision), timeout=HUB_TIMEOUT)

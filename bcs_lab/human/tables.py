@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from bcs_lab.files import write_json, write_text
 from bcs_lab.human import figures
 from bcs_lab.human.analyze import SCORES
 from bcs_lab.report.figures import save
-from bcs_lab.report.table import escape_markdown, interval, number
+from bcs_lab.report.table import aligned, csv_text, escape_markdown, interval, number
 
 _TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\~{}", "^": r"\^{}"})
 
@@ -20,13 +18,13 @@ _TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{
 def write_results(result: Mapping[str, Any], out: Path) -> list[Path]:
     """Write every file of the results into ``out`` and return their paths."""
     write_json(out / "study_results.json", result)
-    write_text(out / "table7.csv", _csv([_flat(row) for row in result["groups"]]))
+    write_text(out / "table7.csv", csv_text([_flat(row) for row in result["groups"]]))
     write_text(out / "table7.md", table7_markdown(result))
     write_text(out / "table7.tex", table7_latex(result))
-    write_text(out / "per_question.csv", _csv(result["questions"]))
-    write_text(out / "correlations.csv", _csv(result["correlations"]))
+    write_text(out / "per_question.csv", csv_text(result["questions"]))
+    write_text(out / "correlations.csv", csv_text(result["correlations"]))
     write_text(
-        out / "raters.csv", _csv([{**row, "flags": "; ".join(row["flags"])} for row in result["rater_diagnostics"]])
+        out / "raters.csv", csv_text([{**row, "flags": "; ".join(row["flags"])} for row in result["rater_diagnostics"]])
     )
     caption = _caption(result)
     weights = result["settings"]["kappa_weights"]
@@ -41,15 +39,6 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     paper = row.get("paper") or {}
     mine = {key: value for key, value in row.items() if key != "paper"}
     return {**mine, **{f"paper_{key}": paper.get(key) for key in ("kappa_mean", "kappa_std", "alpha")}}
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue()
 
 
 def _panels(result: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -168,7 +157,7 @@ def summary(result: Mapping[str, Any]) -> str:
             _bounds(row, "alpha"), number(row["alpha_nominal"]), _pm(paper.get("kappa_mean"), paper.get("kappa_std")),
             number(paper.get("alpha")),
         ])  # fmt: skip
-    lines += _aligned([head, *body])
+    lines += aligned([head, *body])
     lines += [
         "(paper: other raters, other pictures)",
         "",
@@ -180,7 +169,7 @@ def summary(result: Mapping[str, Any]) -> str:
          number(row["spearman"]), _bounds(row, "spearman")]
         for row in result["correlations"]
     ]  # fmt: skip
-    lines += _aligned([["rated", "score", "Pearson", "95 %", "Spearman", "95 %"], *body])
+    lines += aligned([["rated", "score", "Pearson", "95 %", "Spearman", "95 %"], *body])
     groups = [row["group"] for row in result["groups"]]
     body = [
         [row["stratum"].replace("_", " "), str(row["pairs"]), *(number(row[key]) for key in SCORES),
@@ -188,7 +177,7 @@ def summary(result: Mapping[str, Any]) -> str:
         for row in result["strata"]
     ]  # fmt: skip
     lines += ["", "Means by stratum:"]
-    lines += _aligned([["stratum", "pairs", *SCORES.values(), *(f"rated {group}" for group in groups)], *body])
+    lines += aligned([["stratum", "pairs", *SCORES.values(), *(f"rated {group}" for group in groups)], *body])
     flagged = [f"  {row['rater']}: {'; '.join(row['flags'])}" for row in result["rater_diagnostics"] if row["flags"]]
     if flagged:
         lines += ["", "Raters to look at (nobody is left out by itself; exclude=[CODE] does):", *flagged]
@@ -198,12 +187,3 @@ def summary(result: Mapping[str, Any]) -> str:
 
 def _bounds(row: Mapping[str, Any], name: str) -> str:
     return interval(None if row[f"{name}_lo"] is None else [row[f"{name}_lo"], row[f"{name}_hi"]]) or "–"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
-                  for column, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
-        for row in rows
-    ]  # fmt: skip

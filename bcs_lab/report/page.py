@@ -31,6 +31,7 @@ from bcs_lab.report.page_run import TRAIN, ReportRun, load_runs
 from bcs_lab.report.page_view import Section, View
 from bcs_lab.report.table import BASELINE, HEADINGS, PAPER, RUN, Row, best_rows, interval, number
 from bcs_lab.results import AXES
+from bcs_lab.split import PARTS, UNUSED
 
 log = logging.getLogger(__name__)
 
@@ -240,10 +241,10 @@ class _Page:
             content = view.view(section, place, labels[at], room.cut)
             content["data"] = Markup(embed_json(self._data(at, place)))
             views.append(content)
-        style, script = (_asset(name) for name in ("report.css", "report.js"))
+        style, script = asset("report.css"), asset("page.js", "report.js")
         title = f"BCS report: {views[0]['title']}" if len(views) == 1 else f"BCS report: {len(views)} runs"
         return (
-            _environment()
+            environment()
             .get_template("report.html.j2")
             .render(
                 title=title,
@@ -252,7 +253,7 @@ class _Page:
                 style=Markup(style),
                 script=Markup(script),
                 theme_script=Markup(THEME_SCRIPT),
-                script_hashes=Markup(" ".join(_hash(text) for text in (THEME_SCRIPT, script))),
+                script_hashes=Markup(" ".join(script_hash(text) for text in (THEME_SCRIPT, script))),
                 images=Markup(embed_json(self.pictures.uris)),
             )
         )
@@ -267,7 +268,7 @@ class _Page:
         for key, values in (("m", run.labels["method"]), ("c", run.labels["concept"]), ("s", run.labels["subject"])):
             names, codes = np.unique(values[kept].astype(str), return_inverse=True)
             lists[key], rows[key] = names.tolist(), codes.tolist()
-        parts = [part for part in ("train", "val", "test") if (run.part == part).any()] or [""]
+        parts = [part for part in (*PARTS, UNUSED) if (run.part == part).any()] or [""]
         rows["part"] = [parts.index(str(part)) if part in parts else 0 for part in run.part[kept]]
         rows["ax"] = {
             axis: {
@@ -357,25 +358,29 @@ def _answer_codes(answers: np.ndarray) -> list[str]:
 # --- parts of the page ------------------------------------------------------------------------------------------------
 
 
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """Of the templates: everything escaped, and the numbers' formats."""
+    made = Environment(
         loader=PackageLoader("bcs_lab", "report"),
         autoescape=select_autoescape(default=True, default_for_string=True),
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(
+    made.globals.update(
         headings=HEADINGS, regimes=REGIMES, number=number, interval=interval, share=view.share, signed=view.signed,
         plural=view.plural, between=view.between,
     )  # fmt: skip
-    return environment
+    return made
 
 
-def _asset(name: str) -> str:
-    return files("bcs_lab").joinpath("report", name).read_text(encoding="utf-8")
+def asset(*names: str) -> str:
+    """Style sheets or scripts of this folder, one after the other."""
+    folder = files("bcs_lab").joinpath("report")
+    return "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
 
 
-def _hash(script: str) -> str:
+def script_hash(script: str) -> str:
+    """What a content security policy allows a script by."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode('utf-8')).digest()).decode('ascii')}'"
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import yaml
 
@@ -113,11 +116,11 @@ def text_table(rows: Sequence[Row], *, heading: str = "model", intervals: bool =
 
 
 def interval(bounds: Sequence[float] | None) -> str:
-    """Two decimals each, ``0.08–0.63``; empty for an undefined interval."""
+    """Two decimals each, ``0.08–0.63``, with words between negative ones; empty for an undefined interval."""
     if not bounds:
         return ""
     low, high = (f"{round(bound, 2) + 0.0:.2f}".replace("-", "−") for bound in bounds)
-    return f"{low}–{high}"
+    return f"{low} to {high}" if "−" in low + high else f"{low}–{high}"
 
 
 def markdown_table(rows: Sequence[Row], *, heading: str = "model") -> str:
@@ -156,3 +159,29 @@ def csv_rows(rows: Iterable[Row]) -> list[dict[str, str | int | float | None]]:
             entry[f"{column}_lo"], entry[f"{column}_hi"] = bounds[0], bounds[1]
         flat.append(entry)
     return flat
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV with a header of all their keys, in the order they come up; ``None`` is an empty cell."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a plain-text table; the first column stands left, the others right.
+
+    >>> aligned([["", "n"], ["cats", "12"]])
+    ['       n', 'cats  12']
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
