@@ -32,7 +32,8 @@ class Task:
 PATHS = frozenset(
     {
         "model", "reference", "reconstruction", "out", "path", "run", "scores", "study", "ratings", "store", "card",
-        "questions", "corpus.root", "corpus.images", "corpus.cache",
+        "questions", "corpus.root", "corpus.annotations", "corpus.images", "corpus.cache",
+        "protocol.path", "backend.raw", "teacher.model", "rationales.model",
     }
 )  # fmt: skip
 
@@ -88,6 +89,30 @@ TASKS: tuple[Task, ...] = (
             "bcs report run=runs/train/RUN                     # report.html in that folder",
             "bcs report run=runs/score/RUN out=page.html max_mb=3",
             "bcs report 'runs=[runs/train/A,runs/train/B]'     # beside each other",
+        ),
+    ),
+    Task(
+        "annotate",
+        "let a vision-language model, a teacher, answer the questions about every pair",
+        "bcs_lab.tasks.annotate",
+        "annotate",
+        (
+            "bcs annotate corpus=demo teacher=internvl3 backend=simulated",
+            "bcs annotate corpus=manifest corpus.root=DIR teacher=internvl3 dry_run=5      # only shows the prompts",
+            "bcs annotate corpus=manifest corpus.root=DIR teacher=any teacher.model=NAME backend=openai "
+            "backend.base_url=http://127.0.0.1:8000/v1",
+            "bcs annotate corpus=manifest corpus.root=DIR teacher=internvl3 backend=replay # parses saved replies",
+        ),
+    ),
+    Task(
+        "agreement",
+        "how far teachers agree (Tables 4 and 5, Figure 3), and where they part",
+        "bcs_lab.tasks.agreement",
+        "agreement",
+        (
+            "bcs agreement                                      # the real pairs that ship with the package",
+            "bcs agreement corpus=manifest corpus.root=DIR out=agreement",
+            "bcs agreement corpus=manifest corpus.root=DIR teachers=[internvl3,ovis2] rationales.model=none",
         ),
     ),
     Task(
@@ -152,6 +177,7 @@ TASKS: tuple[Task, ...] = (
 CORPUS_KEYS: Mapping[str, tuple[str, ...]] = {
     "demo": ("size", "seed", "cache"),
     "simulated": ("images", "per_image", "seed", "cache"),
+    "manifest": ("annotations",),
 }
 
 

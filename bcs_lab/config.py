@@ -29,6 +29,12 @@ def _distinct(values: list[Any]) -> list[Any]:
     return values
 
 
+def _fold(value: int | str) -> int | str:
+    if value != "all" and (isinstance(value, str) or value < 0):
+        raise ValueError(f"expected a whole number from 0, or all, got {value}")
+    return value
+
+
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
@@ -48,11 +54,12 @@ class CorpusConfig(Section):
     images: str | None = None
     per_image: PositiveInt | None = None
     cache: str | None = None
+    annotations: str | None = None
 
     @property
     def extra(self) -> dict[str, Any]:
         """The settings of this kind only, as given."""
-        values = {key: getattr(self, key) for key in ("size", "seed", "images", "per_image", "cache")}
+        values = {key: getattr(self, key) for key in ("size", "seed", "images", "per_image", "cache", "annotations")}
         return {key: value for key, value in values.items() if value is not None}
 
     @model_validator(mode="after")
@@ -128,13 +135,14 @@ class ConsensusConfig(Section):
 
 
 class SplitConfig(Section):
-    """How pairs are divided into train, validation and test."""
+    """How pairs are divided into train, validation and test; ``fold=all`` tests every pair once, fold by fold."""
 
     scheme: Literal["concept", "subject", "method", "pair", "kfold"]
     fractions: tuple[Fraction, Fraction, Fraction] = (0.70, 0.15, 0.15)
     seed: Seed = 42
     folds: Annotated[int, Field(ge=3)] = 5
-    fold: Annotated[int, Field(ge=0)] = 0
+    fold: Annotated[int | str, AfterValidator(_fold)] = 0
+    train_pairs: Annotated[int, Field(ge=2)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -147,8 +155,11 @@ class SplitConfig(Section):
     def _consistent(self) -> SplitConfig:
         if abs(sum(self.fractions) - 1.0) > 1e-6:
             raise ValueError(f"fractions: expected three shares that sum to 1, got {list(self.fractions)}")
-        if self.fold >= self.folds:
-            raise ValueError(f"fold: expected 0 to {self.folds - 1}, got {self.fold}")
+        if self.fold == "all":
+            if self.scheme != "kfold":
+                raise ValueError(f"fold: all is for split=kfold only, not for split={self.scheme}")
+        elif not isinstance(self.fold, int) or self.fold >= self.folds:
+            raise ValueError(f"fold: expected 0 to {self.folds - 1} or all, got {self.fold}")
         return self
 
 
@@ -226,6 +237,7 @@ class TrainConfig(Section):
     bootstrap: BootstrapConfig
     logger: LoggerConfig
     store: str
+    workers: PositiveInt | None = None
     force: bool = False
 
 
@@ -276,6 +288,7 @@ class ExportConfig(Section):
     encoder: EncoderConfig
     encoders: Names
     similarities: Annotated[list[str], AfterValidator(_distinct)] = Field(default_factory=list)
+    negatives: bool = False
     out: str
     card: str | None = None
     overwrite: bool = False
@@ -377,6 +390,132 @@ class StudyAnalyzeConfig(Section):
     fast_seconds: Annotated[float, Field(ge=0.0)] = 1.0
     on_bad_row: Literal["error", "skip"] = "error"
     bootstrap: BootstrapConfig
+    force: bool = False
+
+
+class GenerationConfig(Section):
+    """How a teacher chooses its next token; greedy unless ``do_sample``."""
+
+    do_sample: bool = False
+    temperature: Annotated[float, Field(gt=0.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0)] | None = None
+
+    @model_validator(mode="after")
+    def _greedy_has_no_temperature(self) -> GenerationConfig:
+        stray = [key for key in ("temperature", "top_p") if getattr(self, key) is not None]
+        if stray and not self.do_sample:
+            raise ValueError(f"{' and '.join(stray)} would be ignored without do_sample=true")
+        return self
+
+
+class MaxNewTokens(Section):
+    """Longest reply in tokens: of one question, and of all of them."""
+
+    single: PositiveInt
+    joint: PositiveInt
+
+
+class TeacherConfig(Section):
+    """Which model answers, and with which settings (Table 11).
+
+    ``checkpoint`` is what the paper calls ``model``; ``images`` are settings of its image processor; ``remote_code``
+    says that the model needs Python code of its own; ``serve`` tells how to serve one that no library has a class for.
+    """
+
+    name: str
+    model: str
+    checkpoint: str | None = None
+    revision: str | None = None
+    dtype: Literal["bfloat16", "float16", "float32", "auto"] = "bfloat16"
+    batch_size: PositiveInt = 8
+    max_new_tokens: MaxNewTokens
+    generation: GenerationConfig = Field(default_factory=GenerationConfig)
+    images: dict[str, Any] | None = None
+    remote_code: bool = False
+    serve: str | None = None
+
+
+class PriceConfig(Section):
+    """What a million tokens cost, in any currency; ``None`` where it is not known or nothing."""
+
+    prompt: Annotated[float, Field(ge=0.0)] | None = None
+    completion: Annotated[float, Field(ge=0.0)] | None = None
+
+
+class BackendConfig(Section):
+    """Who is asked, and how; most settings belong to one backend only and are absent from the configs of the others."""
+
+    name: Literal["transformers", "openai", "replay", "simulated"]
+    base_url: str | None = None
+    api_key_env: str | None = None
+    concurrency: PositiveInt = 8
+    timeout_s: Annotated[float, Field(gt=0.0)] = 300.0
+    retries: Annotated[int, Field(ge=0)] = 5
+    backoff_s: Annotated[float, Field(gt=0.0)] = 1.0
+    give_up: PositiveInt = 20
+    max_image_side: Annotated[int, Field(ge=16)] | None = None
+    image_format: Literal["auto", "png", "jpeg"] = "auto"
+    jpeg_quality: Annotated[int, Field(ge=1, le=100)] = 95
+    response_format: Literal["auto", "json_schema", "json_object", "none"] = "auto"
+    token_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    extra: dict[str, Any] | None = None
+    price: PriceConfig = Field(default_factory=PriceConfig)
+    device: str = "auto"
+    batch_size: PositiveInt | None = None
+    raw: str | None = None
+
+
+class RetryConfig(Section):
+    """How often a pair (a question of it, in ``mode=single``) is asked in one run before its reply stays invalid."""
+
+    max: PositiveInt = 3
+
+
+class AnnotateConfig(Section):
+    """Settings of ``bcs annotate``."""
+
+    corpus: CorpusConfig
+    teacher: TeacherConfig
+    backend: BackendConfig
+    protocol: dict[str, Any]
+    mode: Literal["joint", "single"] = "joint"
+    out: str | None = None
+    dry_run: Annotated[int, Field(ge=0)] = 0
+    retry: RetryConfig = Field(default_factory=RetryConfig)
+    seed: Seed = 0
+    allow_remote_code: bool = False
+    overwrite: bool = False
+    log_every: Annotated[float, Field(gt=0.0)] = 30.0
+    force: bool = False
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Longest reply in tokens, in the mode asked for."""
+        tokens = self.teacher.max_new_tokens
+        return tokens.joint if self.mode == "joint" else tokens.single
+
+
+class RationalesConfig(Section):
+    """How teachers' rationales are compared: ``model`` is ``auto``, ``none``, a folder or a name on the hub."""
+
+    model: str = "auto"
+    items: PositiveInt | None = None
+    device: str = "auto"
+    batch_size: PositiveInt = 64
+    seed: Seed = 0
+
+
+class AgreementConfig(Section):
+    """Settings of ``bcs agreement``."""
+
+    corpus: CorpusConfig
+    teachers: Annotated[int, Field(strict=True)] | str | list[str]
+    out: str | None = None
+    pairs: PositiveInt = 6
+    rationales: RationalesConfig = Field(default_factory=RationalesConfig)
+    bootstrap: BootstrapConfig
+    store: str
     force: bool = False
 
 

@@ -30,6 +30,10 @@ class EncoderError(BCSError):
     """An encoder is unknown, or its weights cannot be had."""
 
 
+class TeacherError(BCSError):
+    """A teacher's model or server cannot be had or used."""
+
+
 class StoreError(BCSError):
     """The embedding store cannot be read or written."""
 

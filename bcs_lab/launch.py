@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 RECORD = "run.json"
 #: Settings that do not change a result, so that a finished job is recognised whatever they are.
-_IRRELEVANT = ("force", "logger", "store")
+_IRRELEVANT = ("force", "logger", "store", "workers")
 #: Settings that name input files or folders, beside those of the corpus.
 INPUTS = ("model", "reference", "reconstruction", "run", "scores", "study", "ratings")
 _DISK_ERRORS = {
@@ -82,6 +82,8 @@ def launch(task: Task, overrides: Sequence[str]) -> int:
 def _hydra(task: Task, overrides: list[str]) -> int:
     global _failure, _sweep_dir, _sweep_failed, _status
     _failure, _sweep_dir, _sweep_failed, _status = None, None, False, 0
+    _check_no_secret(overrides)
+    _check_choices(overrides)
     overrides = [quoted(override, sweep=bool({"-m", "--multirun"} & set(overrides))) for override in overrides]
 
     def job(cfg: DictConfig) -> None:
@@ -97,6 +99,27 @@ def _hydra(task: Task, overrides: list[str]) -> int:
     return 1 if _sweep_failed else _status
 
 
+def _check_no_secret(overrides: Sequence[str]) -> None:
+    """Refuse a key or password before Hydra writes all settings down."""
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        name = key.lstrip("+~").rpartition(".")[2].lower()
+        if equals and name in ("api_key", "apikey", "token", "password") and value not in ("", "null"):
+            raise ConfigError(
+                f"{key}: secrets are no settings, since settings are written down; put it into an environment variable "
+                "(backend.api_key_env names it)."
+            )
+
+
+def _check_choices(overrides: Sequence[str]) -> None:
+    """Refuse a number where the name of an option is expected, for which Hydra has no error of its own."""
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if re.fullmatch(r"[a-z]+", key) and re.fullmatch(r"-?[\d.]+", value) and (config_dir() / key).is_dir():
+            hint = f" Did you mean {key}s={value}?" if key == "teacher" else ""
+            raise ConfigError(f"{override}: no such {key}.{hint} Choices: {', '.join(choices(key))}.")
+
+
 def _close_log_files() -> None:
     """Let go of the run's log, whose folder may be moved or removed while this process goes on."""
     root = logging.getLogger()
@@ -106,7 +129,7 @@ def _close_log_files() -> None:
 
 
 def quoted(override: str, *, sweep: bool = False) -> str:
-    """An override whose value is a path, quoted for Hydra where the path holds characters of its grammar.
+    """An override as Hydra takes it: paths quoted where they hold characters of its grammar, options as new keys.
 
     Args:
         override: ``key=value`` as typed.
@@ -116,6 +139,8 @@ def quoted(override: str, *, sweep: bool = False) -> str:
     ("reference='my cat (1).png'", 'model=runs/a', "out='x y'", 'encoder=siglip')
     """
     key, equals, value = override.partition("=")
+    if key.startswith("encoder.options"):
+        return f"++{override}"  # which encoders have options is not known beforehand
     plain = re.fullmatch(r"[\w./@:%~+-]*" if not sweep else r"[\w./@:%~+,-]*", value)
     if not equals or key not in PATHS or plain or value[0] in "'\"$[":
         return override
@@ -255,11 +280,12 @@ def _record_and_run(cfg: DictConfig, module: str, out: Path, start: Path, overri
                 )
             out_file = values.get("out")
             lost = bool(out_file) and not (start / Path(str(out_file)).expanduser()).exists()
-            if earlier.get("data") == data and not lost:
+            left = bool(earlier.get("exit_status"))
+            if earlier.get("data") == data and not lost and not left:
                 log.info("already finished, kept: %s (force=true runs it again)", out)
                 return False
             why = f"{out_file} is no longer there" if lost else "the input has changed"
-            log.warning("%s since %s finished; it is run again", why, out)
+            log.warning("%s since %s finished; it is run again", "a part was left" if left else why, out)
         record: dict[str, Any] = {
             "task": module.rsplit(".", 1)[-1],
             "state": "running",
@@ -277,7 +303,7 @@ def _record_and_run(cfg: DictConfig, module: str, out: Path, start: Path, overri
         try:
             facts = dict(importlib.import_module(module).run(values, out, start) or {})
             transient = bool(facts.pop("transient", False))
-            _status = int(facts.get("exit_status", 0))
+            _status = max(_status, int(facts.get("exit_status", 0)))
             record.update(facts, state="finished")
         except KeyboardInterrupt:
             record.update(state="interrupted", error="interrupted")
@@ -328,7 +354,11 @@ def data_digest(values: Mapping[str, Any], start: Path) -> str | None:
     ``None`` for a corpus that ships with the package or is made from its settings.
     """
     corpus = values.get("corpus") or {}
-    inputs = [corpus.get("root") or corpus.get("images"), *(values.get(key) for key in INPUTS)]
+    inputs = [
+        corpus.get("root") or corpus.get("images"),
+        corpus.get("annotations"),
+        *(values.get(key) for key in INPUTS),
+    ]
     roots = [start / Path(str(item)).expanduser() for item in inputs if item]
     if not roots:
         return None
