@@ -90,6 +90,9 @@ def coverage_line(coverage: Mapping[str, Any]) -> str:
     for axis, name in AXES.items():
         values = coverage["axes"][axis]
         width = values["half_width"]
+        if not values["val_concepts"]:
+            said.append(f"{name} none (no validation pair has a consensus on it)")
+            continue
         if not np.isfinite(width):
             said.append(f"{name} the whole range ({values['val_concepts']} validation concepts are too few)")
             continue

@@ -32,8 +32,8 @@ class Task:
 PATHS = frozenset(
     {
         "model", "reference", "reconstruction", "out", "path", "run", "scores", "study", "ratings", "store", "card",
-        "questions", "corpus.root", "corpus.annotations", "corpus.images", "corpus.cache",
-        "protocol.path", "backend.raw", "teacher.model", "rationales.model",
+        "questions", "captions", "corpus.root", "corpus.annotations", "corpus.images", "corpus.cache",
+        "protocol.path", "backend.raw", "teacher.model", "rationales.model", "sentences.model",
     }
 )  # fmt: skip
 
@@ -113,6 +113,18 @@ TASKS: tuple[Task, ...] = (
             "bcs agreement                                      # the real pairs that ship with the package",
             "bcs agreement corpus=manifest corpus.root=DIR out=agreement",
             "bcs agreement corpus=manifest corpus.root=DIR teachers=[internvl3,ovis2] rationales.model=none",
+        ),
+    ),
+    Task(
+        "audit",
+        "what conventional metrics do on your pairs (Tables 1, 2, 9, 12): where harsh, where blind",
+        "bcs_lab.tasks.audit",
+        "audit",
+        (
+            "bcs audit metrics=list                             # every metric, and whether it can run here",
+            "bcs audit corpus=manifest corpus.root=DIR out=audit",
+            "bcs audit corpus=manifest corpus.root=DIR out=audit metrics=[mse,ssim,lpips,cosine:siglip] "
+            "captions=captions.jsonl",
         ),
     ),
     Task(

@@ -38,6 +38,7 @@ def _fold(value: int | str) -> int | str:
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Analysis = Literal["consensus", "failures", "captions", "degradation", "regimes", "gallery"]
 Names = Annotated[list[str], Field(min_length=1), AfterValidator(_distinct)]
 
 
@@ -514,6 +515,46 @@ class AgreementConfig(Section):
     out: str | None = None
     pairs: PositiveInt = 6
     rationales: RationalesConfig = Field(default_factory=RationalesConfig)
+    bootstrap: BootstrapConfig
+    store: str
+    force: bool = False
+
+
+class ProbeConfig(Section):
+    """Which references the degradation probe degrades."""
+
+    images: PositiveInt | None = 200
+    network_images: PositiveInt | None = 64
+    seed: Seed = 0
+
+
+class SentencesConfig(Section):
+    """How captions are compared: ``model`` is ``auto``, a folder or a name on the hub."""
+
+    model: str = "auto"
+    device: str = "auto"
+    batch_size: PositiveInt = 64
+
+
+class AuditConfig(Section):
+    """Settings of ``bcs audit``; ``metrics`` is ``all``, ``list`` or names, ``captions`` is ``auto``, ``none`` or a file."""
+
+    corpus: CorpusConfig
+    metrics: Literal["all", "list"] | Names = "all"
+    analyses: Literal["all"] | Annotated[list[Analysis], Field(min_length=1), AfterValidator(_distinct)] = "all"
+    out: str | None = None
+    teachers: Annotated[int, Field(strict=True)] | str | list[str] = "all"
+    consensus_of: Literal["teachers", "questions"] = "teachers"
+    threshold: Fraction = 0.5
+    captions: str = "auto"
+    pairs: PositiveInt = 4
+    compat: Literal["correct", "reference"] = "correct"
+    model: str = "bcs-lite"
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    device: str = "auto"
+    workers: PositiveInt | None = None
+    degradation: ProbeConfig = Field(default_factory=ProbeConfig)
+    sentences: SentencesConfig = Field(default_factory=SentencesConfig)
     bootstrap: BootstrapConfig
     store: str
     force: bool = False

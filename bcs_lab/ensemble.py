@@ -79,7 +79,7 @@ class Ensemble:
         encoders: per encoder in fusion order ``name``, ``label``, ``stand_in``, ``fingerprint``, ``dim`` and the
             ``options`` it was loaded with.
         protocol: name of the protocol.
-        questions: per output ``id`` and ``group``.
+        questions: per output ``id``, ``group`` and ``name`` (models of earlier versions lack the name).
         teachers: whose consensus was learned.
         weight_scheme: agreement weights used.
         split: ``scheme``, ``seed``, ``hash``, and ``fold``, ``folds`` for k-fold.
@@ -187,7 +187,7 @@ class Ensemble:
                 for part in embeddings
             ],
             protocol=protocol.name,
-            questions=[{"id": question.id, "group": question.group} for question in protocol.questions],
+            questions=[{"id": q.id, "group": q.group, "name": q.name} for q in protocol.questions],
             teachers=list(teachers),
             weight_scheme=weight_scheme,
             split=record,

@@ -6,6 +6,7 @@ A statistic that is undefined is ``None``: fewer than two cells, or no spread. N
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -313,6 +314,21 @@ def percentile_interval(values: Floats | None, level: float = 0.95) -> list[floa
     tail = (1.0 - level) / 2.0
     low, high = np.quantile(defined, [tail, 1.0 - tail])
     return [float(low), float(high)]
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's (1979) adjusted p values of a family of tests; undefined ones stay so and do not count.
+
+    >>> holm([0.01, None, 0.04, 0.03])
+    [0.03, None, 0.06, 0.06]
+    """
+    order = sorted((index for index, p in enumerate(p_values) if p is not None), key=lambda index: p_values[index] or 0)
+    out: list[float | None] = [None] * len(p_values)
+    highest = 0.0
+    for place, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(order) - place) * float(p_values[index] or 0.0)))
+        out[index] = highest
+    return out
 
 
 def resampled(x: Floats, y: Floats, cluster: NDArray[np.int64], times: Floats) -> dict[str, Floats]:

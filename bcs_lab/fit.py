@@ -84,7 +84,7 @@ def train_ensemble(
         RunError: a loss stopped being a finite number; the message names seed and epoch.
     """
     checked = _checked_seeds(seeds)
-    digest = "" if keep is None else _digest(data, head)
+    digest = "" if keep is None else learned_digest(data, head)
     results = []
     for number, seed in enumerate(checked, start=1):
         path = None if keep is None else keep / f"member-{seed}.safetensors"
@@ -226,7 +226,7 @@ def _loss(predictions: NDArray[np.float32], data: BCSDataModule, part: str) -> f
     return float((weight * square).sum() / weight.sum())
 
 
-def _digest(data: BCSDataModule, head: Mapping[str, Any]) -> str:
+def learned_digest(data: BCSDataModule, head: Mapping[str, Any]) -> str:
     """What a member is made from; of a head that fits itself also the library that grows its trees."""
     name, _ = head_and_settings(head)
     if not HEADS[name].FITS_ITSELF:

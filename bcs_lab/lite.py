@@ -100,7 +100,7 @@ def train_lite(
         name, settings = head_and_settings(head)
         made = build_head(name, x.shape[1], targets.shape[1], **settings)
         assert isinstance(made, FittedHead)
-        extra = negative_rows(negatives, beside, rows, corpus.protocol, weight) if weight else None
+        extra = negative_rows(negatives, beside, targets, rows, corpus.protocol, weight) if weight else None
         made.fit(x[rows], targets[rows], weights[rows], seed, groups=groups[rows], extra=extra)
         return made
 

@@ -38,6 +38,9 @@ class PixelLoss:
     ) -> Tensor:
         """See :meth:`bcs_lab.score.BCS.loss`."""
         perceptual, semantic = _check_weights(weights)
+        for name, weight in ((PERCEPTUAL, perceptual), (SEMANTIC, semantic)):
+            if weight and not self.protocol.indices(name):
+                raise ModelError(f"Expected `weights` to be 0 for {name}, of which the model has no question.")
         if reduction not in ("mean", "none"):
             raise ModelError(f"Expected `reduction` to be mean or none but got {reduction!r}.")
         moved = tensor_pixels(reconstruction, "reconstruction", value_range)
@@ -47,8 +50,11 @@ class PixelLoss:
         features = pair_features([self._embed(encoder, still, moved) for encoder in self.encoders])
         with torch.autocast(features.device.type, enabled=False):
             answers = torch.stack([head(features).prediction for head in self.heads(features)]).mean(dim=0)
-        t_pas, t_sas = (answers[:, self.protocol.indices(group)].mean(dim=1) for group in (PERCEPTUAL, SEMANTIC))
-        value = 1.0 - (perceptual * t_pas + semantic * t_sas)
+        score = torch.zeros(len(answers), dtype=answers.dtype, device=answers.device)
+        for name, weight in ((PERCEPTUAL, perceptual), (SEMANTIC, semantic)):
+            if weight:
+                score = score + weight * answers[:, self.protocol.indices(name)].mean(dim=1)
+        value = 1.0 - score
         return value.mean() if reduction == "mean" else value
 
     def _embed(self, encoder: FrozenEncoder, still: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:

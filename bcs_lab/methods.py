@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bcs_lab.evaluate import holm
 from bcs_lab.regimes import REGIMES
 
 Floats = NDArray[np.float64]
@@ -39,7 +40,8 @@ def method_table(
 
     Returns:
         One mapping a method, in order of name: ``method, pairs, concepts``, per axis the mean over pairs and ``_lo``
-        and ``_hi`` (``None`` below two concepts), and the share of each regime. Empty when no method is named.
+        and ``_hi`` (``None`` below two concepts), and the share of each regime. ``None`` as well where the model's
+        protocol has no question on an axis. Empty when no method is named.
     """
     labels = clusters(scores)
     rows = []
@@ -49,10 +51,17 @@ def method_table(
         row: dict[str, Any] = {"method": method, "pairs": int(here.sum()), "concepts": len(set(cluster.tolist()))}
         for axis in AXES:
             values = part[axis].to_numpy(dtype=np.float64)
-            low, high = _mean_interval(values, cluster, resamples, seed, level)
-            row |= {axis: float(values.mean()), f"{axis}_lo": low, f"{axis}_hi": high}
-        rows.append(row | {code: float((part["regime"] == code).mean()) for code in REGIMES})
+            undefined = bool(np.isnan(values).any())
+            low, high = (None, None) if undefined else _mean_interval(values, cluster, resamples, seed, level)
+            row |= {axis: None if undefined else float(values.mean()), f"{axis}_lo": low, f"{axis}_hi": high}
+        rows.append(row | regime_shares(part["regime"]))
     return rows
+
+
+def regime_shares(regimes: pd.Series) -> dict[str, float | None]:
+    """Share of each regime among pairs, ``None`` where no pair has one."""
+    known = regimes.isin(list(REGIMES)).any()
+    return {code: float((regimes == code).mean()) if known else None for code in REGIMES}
 
 
 def method_differences(
@@ -72,7 +81,7 @@ def method_differences(
     Returns:
         One mapping a pair of methods: ``first, second, concepts``, per axis the mean of first minus second over shared
         concepts, ``_lo``, ``_hi`` and ``_p``. Without a shared concept all are ``None``, with one only the difference
-        is known, and below :data:`FEWEST` there is no test.
+        is known, and below :data:`FEWEST` there is no test. All are ``None`` on an axis without questions.
     """
     labels = clusters(scores)
     per_concept = {
@@ -116,7 +125,7 @@ def verdict(row: Mapping[str, Any], axis: str, alpha: float = 0.05) -> str:
     """One word or two on a difference: which method is better, or that the data do not say."""
     p = row[f"{axis}_p"]
     if p is None:
-        return "too few concepts"
+        return "undefined" if row["concepts"] and row[axis] is None else "too few concepts"
     if p >= alpha:
         return "not told apart"
     return f"{row['first'] if row[axis] > 0 else row['second']} better"
@@ -144,7 +153,7 @@ def _mean_interval(
 def _paired(
     gap: Floats, resamples: int, seed: int, level: float
 ) -> tuple[float | None, float | None, float | None, float | None]:
-    if not len(gap):
+    if not len(gap) or np.isnan(gap).any():
         return None, None, None, None
     mean = float(gap.mean())
     if len(gap) < 2:
@@ -166,8 +175,5 @@ def _percentiles(values: Floats, level: float) -> tuple[float, float]:
 
 def _holm(rows: list[dict[str, Any]], key: str) -> None:
     """Replace p-values by Holm's, which hold for all comparisons together."""
-    known = sorted((row for row in rows if row[key] is not None), key=lambda row: row[key])
-    least = 0.0
-    for rank, row in enumerate(known):
-        least = max(least, min(1.0, (len(known) - rank) * row[key]))
-        row[key] = least
+    for row, p in zip(rows, holm([row[key] for row in rows]), strict=True):
+        row[key] = p

@@ -55,7 +55,9 @@ def _facts(ensemble: Ensemble, encoders: str) -> str:
     facts = {
         "identity": ensemble.digest,
         "encoders": encoders,
-        "features": f"{len(ensemble.features['names'])} similarities of a pair" if ensemble.kind == "similarity" else None,
+        "features": f"{len(ensemble.features['names'])} similarities of a pair"
+        if ensemble.kind == "similarity"
+        else None,
         "known negatives": f"references beside reconstructions of other concepts, weight {negatives:g}"
         if negatives
         else None,

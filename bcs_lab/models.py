@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bcs_lab.errors import ConfigError, ModelError
+from bcs_lab.errors import ConfigError, ModelError, RunError
+from bcs_lab.files import read_json
 from bcs_lab.model_files import CARD, FAMILIARITY, MANIFEST
 
 if TYPE_CHECKING:
@@ -52,10 +53,23 @@ def resolve_model(model: str | Path) -> Path:
     if not folder.exists():
         near = f" A model on the hub is written {HUB}{model}." if str(model).count("/") == 1 else ""
         raise ModelError(f"model={model}: there is no such folder; expected one that `bcs train` wrote.{near}")
+    if _cross_validated(folder):
+        raise ModelError(
+            f"model={model}: is a cross-validation (split.fold=all), which keeps no model, only what was said of pairs "
+            "that were held out (predictions.parquet). Train one without split.fold=all and name its folder."
+        )
     raise ModelError(
         f"model={model}: holds neither {MANIFEST} nor ensemble/{MANIFEST}; expected RUN/ensemble of a finished run "
         "of `bcs train`."
     )
+
+
+def _cross_validated(folder: Path) -> bool:
+    try:
+        record = read_json(folder / "run.json")
+    except (OSError, RunError):
+        return False
+    return isinstance(record, dict) and bool(record.get("folds"))
 
 
 def _from_hub(name: str) -> Path:

@@ -3,7 +3,8 @@
 A corpus of shown results holds few pairs that have nothing in common, so a head for few labels hardly learns what such
 a pair looks like. They can be made: a reconstruction of one concept by the side of a reference of another one, by
 the same decoder where it has several. What teachers would say of them is nearly "no" throughout; a little is left for
-palettes and layouts that agree by chance, and for neighbouring categories.
+palettes and layouts that agree by chance, and for neighbouring categories. A question about the reconstruction alone,
+such as that for artifacts, keeps the answer of the reconstruction's own pair.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bcs_lab.teachers.protocol import PERCEPTUAL, SEMANTIC, Protocol
 
 #: Negatives made for each pair of a corpus.
 PER_PAIR = 2
-#: What they are taken to be answered, by group; questions of other groups are left unanswered.
+#: What they are taken to be answered, by group.
 ANSWERS = {PERCEPTUAL: 0.15, SEMANTIC: 0.05}
 
 Compare = Callable[[Corpus], Sequence[PairSimilarities]]
@@ -69,7 +70,7 @@ def compare_negatives(
     Raises:
         ConfigError: some are not shipped, and there are no images.
     """
-    shipped = [_shipped(corpus, part) for part in parts]
+    shipped = [shipped_negatives(corpus, part) for part in parts]
     if all(item is not None for item in shipped):
         items = [item for item in shipped if item is not None]
         if all(np.array_equal(item.pairs, items[0].pairs) for item in items):
@@ -93,7 +94,8 @@ def compare_negatives(
     return items, pairs
 
 
-def _shipped(corpus: Corpus, part: PairSimilarities) -> ShippedNegatives | None:
+def shipped_negatives(corpus: Corpus, part: PairSimilarities) -> ShippedNegatives | None:
+    """Those that came with a corpus, made like its similarities ``part``."""
     item = corpus.shipped_similarities.get(part.stand_in or part.name)
     return item.negatives if item is not None and item.fingerprint == part.fingerprint else None
 
@@ -122,6 +124,7 @@ def beside(corpus: Corpus, pairs: NDArray[np.integer]) -> Corpus:
 def negative_rows(
     items: Sequence[ShippedNegatives],
     pairs: NDArray[np.integer],
+    targets: NDArray[np.floating],
     train: NDArray[np.integer],
     protocol: Protocol,
     weight: float,
@@ -131,12 +134,14 @@ def negative_rows(
     Args:
         items: of :func:`compare_negatives`.
         pairs: likewise.
+        targets: [n_pairs, n_questions], the consensus on the corpus' own pairs; NaN where missing.
         train: positions of the training pairs.
         protocol: the questions.
         weight: of each answered cell; a pair on which all teachers agree weighs 1.
     """
     kept = np.isin(pairs, train).all(axis=1)
-    answers = np.array([ANSWERS.get(question.group, np.nan) for question in protocol.questions], dtype=np.float32)
+    answers = np.array([ANSWERS[question.group] for question in protocol.questions], dtype=np.float32)
+    alone = np.array([question.alone for question in protocol.questions])
     x = np.concatenate([np.asarray(item.values)[kept] for item in items], axis=1).astype(np.float32)
-    y = np.tile(answers, (len(x), 1))
+    y = np.where(alone, np.asarray(targets, dtype=np.float32)[pairs[kept, 1]], answers)
     return ExtraRows(x, y, np.where(np.isnan(y), 0.0, weight).astype(np.float32))

@@ -15,7 +15,7 @@ from bcs_lab.conformal import DEFAULT_COVERAGE
 from bcs_lab.errors import ModelError
 from bcs_lab.evaluate import axis_scores
 from bcs_lab.regimes import REGIMES, regime_codes
-from bcs_lab.teachers.protocol import Protocol, Question
+from bcs_lab.teachers.protocol import BCS12, Protocol, Question
 
 if TYPE_CHECKING:
     from bcs_lab.ensemble import Ensemble
@@ -135,6 +135,9 @@ def _single_lines(score: BCSScore) -> list[str]:
     lines = []
     for axis, name in zip(AXES, ("T-PAS", "T-SAS"), strict=True):
         low, high = getattr(score, f"{axis}_interval")
+        if np.isnan(getattr(score, axis)):
+            lines.append(f"{name} undefined: the model has no question of it")
+            continue
         interval = "no interval" if np.isnan(low) else f"{100 * score.coverage:g} % interval {low:.3f} to {high:.3f}"
         lines.append(f"{name} {getattr(score, axis):.3f}  {interval}, members ± {getattr(score, f'{axis}_std'):.3f}")
     lines.append(f"regime: {REGIMES.get(score.regime, 'undefined')}")
@@ -149,7 +152,9 @@ def _batch_lines(score: BCSScore) -> list[str]:
         return ["no pairs"]
     counts = Counter(score.regime.tolist())
     regimes = ", ".join(f"{name} {counts[code]}" for code, name in REGIMES.items())
-    lines = [f"{count(len(score), 'pair')}: mean T-PAS {score.t_pas.mean():.3f}, mean T-SAS {score.t_sas.mean():.3f}"]
+    means = [float(axis.mean()) for axis in (score.t_pas, score.t_sas)]
+    p, s = ("undefined" if np.isnan(mean) else f"{mean:.3f}" for mean in means)
+    lines = [f"{count(len(score), 'pair')}: mean T-PAS {p}, mean T-SAS {s}"]
     lines.append(f"regimes: {regimes}")
     if score.ood is not None and score.ood.any():
         lines.append(f"UNFAMILIAR: {int(score.ood.sum())} with an image unlike those the model was trained on")
@@ -217,8 +222,18 @@ def scores_of(
 
 def protocol_of(ensemble: Ensemble) -> Protocol:
     """The model's questions, in output order."""
+    return protocol_of_questions(ensemble.protocol, ensemble.questions)
+
+
+def protocol_of_questions(name: str, questions: Sequence[Mapping[str, str]]) -> Protocol:
+    """A protocol from what a model keeps of it: ``id``, ``group`` and, since some time, ``name`` of each question."""
+    names = {question.id: question.name for question in BCS12.questions} if name == BCS12.name else {}
     return Protocol(
-        ensemble.protocol, tuple(Question(item["id"], item["group"], item["id"]) for item in ensemble.questions)
+        name,
+        tuple(
+            Question(item["id"], item["group"], item.get("name") or names.get(item["id"], item["id"]))
+            for item in questions
+        ),
     )
 
 

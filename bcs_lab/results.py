@@ -96,17 +96,45 @@ def evaluate_parts(
     Returns:
         The keys ``ensemble``, ``ci95``, ``members``, ``baseline``, ``baselines`` and ``n`` of ``metrics.json``.
     """
-    train, test = scores.split.indices("train"), scores.split.indices("test")
-    target, protocol = scores.target, corpus.protocol
+    train, target = scores.split.indices("train"), scores.target
+    plain = cosines(embeddings)
+    lines = {name: cosine_line(cosine, target, train) for name, cosine in plain.items()}
+    epochs = [(member.seed, member.best_epoch, member.epochs) for member in members]
+    return evaluate_test(scores, epochs, plain, lines, train_mean_baseline(target, train), corpus, config) | {
+        "n": scores.split.counts()
+    }
+
+
+def evaluate_test(
+    scores: Scores,
+    epochs: Sequence[tuple[int, int, int]],
+    plain: Mapping[str, Floats],
+    lines: Mapping[str, Floats],
+    mean: Floats,
+    corpus: Corpus,
+    config: TrainConfig,
+) -> dict[str, Any]:
+    """The same without ``n``, from baselines that are predictions already.
+
+    Args:
+        scores: of the run.
+        epochs: seed, best epoch and epochs of every member.
+        plain: of :func:`cosines`.
+        lines: name -> the line through it, [n_pairs, n_questions].
+        mean: each question's training mean, [n_pairs, n_questions].
+        corpus: the pairs.
+        config: settings of the bootstrap.
+    """
+    test, target, protocol = scores.split.indices("test"), scores.target, corpus.protocol
 
     def on_test(prediction: Floats) -> dict[str, float | None]:
         return evaluate(prediction[test], target[test], protocol)
 
     concepts = corpus.pairs["concept"].map(concept_key).to_numpy()
     baselines: dict[str, Any] = {}
-    for name, cosine in cosines(embeddings).items():
+    for name, cosine in plain.items():
         baselines[name] = cosine_baseline(cosine[test], target[test], protocol)
-        baselines[f"{name}, fitted"] = on_test(cosine_line(cosine, target, train))
+        baselines[f"{name}, fitted"] = on_test(lines[name])
     return {
         "ensemble": on_test(scores.prediction),
         "ci95": bootstrap_ci(
@@ -118,17 +146,11 @@ def evaluate_parts(
             seed=config.bootstrap.seed,
         ),
         "members": [
-            {
-                "seed": member.seed,
-                "best_epoch": member.best_epoch,
-                "epochs": member.epochs,
-                **on_test(scores.member(index)),
-            }
-            for index, member in enumerate(members)
+            {"seed": seed, "best_epoch": best, "epochs": count, **on_test(scores.member(index))}
+            for index, (seed, best, count) in enumerate(epochs)
         ],
-        "baseline": on_test(train_mean_baseline(target, train)),
+        "baseline": on_test(mean),
         "baselines": baselines,
-        "n": scores.split.counts(),
     }
 
 
@@ -221,14 +243,14 @@ def axis_columns(scores: Scores, protocol: Protocol) -> dict[str, tuple[Floats, 
 
 
 def result_rows(metrics: Mapping[str, Any]) -> list[Row]:
-    """The ensemble, its members, the baselines and the paper's rows as one table."""
+    """The ensemble, its members, the baselines and, where the paper's questions were asked, its rows as one table."""
     label = " + ".join(metrics["encoders"])
     head = head_label(metrics)
     rows = [Row(RUN, f"BCS ensemble, {head}", metrics["ensemble"], metrics["ci95"], label)]
     rows += [Row(MEMBER, _member_label(member), member) for member in metrics["members"]]
     rows += [Row(BASELINE, "train mean of each question", metrics["baseline"])]
     rows += [Row(BASELINE, name, values) for name, values in metrics["baselines"].items()]
-    return [*rows, *paper_rows()]
+    return rows if "protocol" in metrics else [*rows, *paper_rows()]
 
 
 def head_label(metrics: Mapping[str, Any]) -> str:
@@ -261,6 +283,8 @@ def report(rows: Sequence[Row], metrics: Mapping[str, Any], corpus: Corpus) -> s
     ]
     if COSINE_MEAN in metrics["baselines"]:
         notes.append(f"{COSINE_MEAN}: of all encoders but lowlevel.")
+    if "protocol" in metrics:
+        notes.append(f"Questions of the protocol {metrics['protocol']}: {', '.join(corpus.protocol.ids)}.")
     if metrics["stand_in"]:
         notes.append(
             "STAND-INS: the encoders asked for were not available; see the names above. Not the paper's encoders."
@@ -297,7 +321,32 @@ def write_results(
             frame.to_parquet(temporary, index=False)
     curves = pd.DataFrame([{"seed": member.seed, **row} for member in members for row in member.history])
     write_text(out / "curves.csv", curves.to_csv(index=False))
-    test = scores.split.indices("test")
+    drawn = [draw_predictions(out, metrics, predictions, corpus)]
+    if any(len(member.history) > 1 for member in members):  # a head that fits itself has no curve to show
+        curve = figures.training_curves(
+            {member.seed: member.history for member in members},
+            {member.seed: member.best_epoch for member in members},
+            figure_caption(metrics, corpus),
+        )
+        drawn.append(figures.save(curve, out / "training_curves.png"))
+    write_json(out / "metrics.json", metrics)
+    shutil.rmtree(out / "members", ignore_errors=True)  # now part of the ensemble
+    return drawn
+
+
+def figure_caption(metrics: Mapping[str, Any], corpus: Corpus) -> str:
+    """What a figure of a run is about, in small print."""
+    caption = (
+        f"{corpus.name}, {metrics['n']['test']} test pairs; {head_label(metrics)}; {' + '.join(metrics['encoders'])}"
+    )
+    return f"{caption}; simulated teachers" if metrics["simulated_teachers"] else caption
+
+
+def draw_predictions(out: Path, metrics: Mapping[str, Any], predictions: pd.DataFrame, corpus: Corpus) -> Path:
+    """Draw prediction against consensus of the test pairs into the run's folder."""
+    from bcs_lab.report import figures
+
+    test = (predictions["split"] == "test").to_numpy()
     axes = {
         name: [predictions[f"{key}_{part}"].to_numpy()[test] for part in ("target", "prediction", "std")]
         for key, name in AXES.items()
@@ -307,30 +356,13 @@ def write_results(
         name: f"r = {number(on_test[f'{key}_r'])}, MAE = {number(on_test[f'{key}_mae'])}"
         for name, key in {"T-PAS": "pas", "T-SAS": "sas"}.items()
     }
-    caption = (
-        f"{corpus.name}, {metrics['n']['test']} test pairs; {head_label(metrics)}; {' + '.join(metrics['encoders'])}"
-    )
-    if metrics["simulated_teachers"]:
-        caption += "; simulated teachers"
-    drawn = [
-        figures.save(
-            figures.prediction_against_consensus(
-                {name: parts[0] for name, parts in axes.items()},
-                {name: parts[1] for name, parts in axes.items()},
-                {name: parts[2] for name, parts in axes.items()},
-                notes,
-                caption,
-            ),
-            out / "prediction_vs_consensus.png",
+    return figures.save(
+        figures.prediction_against_consensus(
+            {name: parts[0] for name, parts in axes.items()},
+            {name: parts[1] for name, parts in axes.items()},
+            {name: parts[2] for name, parts in axes.items()},
+            notes,
+            figure_caption(metrics, corpus),
         ),
-    ]
-    if any(len(member.history) > 1 for member in members):  # a head that fits itself has no curve to show
-        curve = figures.training_curves(
-            {member.seed: member.history for member in members},
-            {member.seed: member.best_epoch for member in members},
-            caption,
-        )
-        drawn.append(figures.save(curve, out / "training_curves.png"))
-    write_json(out / "metrics.json", metrics)
-    shutil.rmtree(out / "members", ignore_errors=True)  # now part of the ensemble
-    return drawn
+        out / "prediction_vs_consensus.png",
+    )

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,8 @@ from bcs_lab.errors import ConfigError, SplitError
 logger = logging.getLogger(__name__)
 
 PARTS = ("train", "val", "test")
+#: What a pair is that ``split.train_pairs`` leaves out: in no part.
+UNUSED = "unused"
 SCHEMES = ("concept", "subject", "method", "pair", "kfold")
 
 #: Seeded draws of which the best-balanced one is kept where groups differ much in size.
@@ -38,7 +40,7 @@ class Split:
     Attributes:
         scheme: ``concept``, ``subject``, ``method``, ``pair`` or ``kfold``.
         seed: seed of the shuffle.
-        assignment: [n_pairs] of ``"train"``, ``"val"`` or ``"test"``, in corpus order.
+        assignment: [n_pairs] of ``"train"``, ``"val"``, ``"test"`` or ``"unused"`` (in no part), in corpus order.
         pair_ids: [n_pairs], in corpus order.
         groups: [n_pairs] key of the group a pair was assigned with; no group is in two parts.
         fold: the test fold of ``kfold``, else ``None``.
@@ -64,6 +66,8 @@ class Split:
             )
         part_of: dict[Hashable, str] = {}
         for group, part in zip(self.groups, self.assignment, strict=True):
+            if part == UNUSED:
+                continue  # the pairs left over of a group that was cut
             if part not in PARTS:
                 raise SplitError(f"split={self.scheme}: unknown part {part!r}, expected one of {', '.join(PARTS)}.")
             if part_of.setdefault(group, str(part)) != part:
@@ -81,6 +85,12 @@ class Split:
         """Number of pairs of every part."""
         return {part: int((self.assignment == part).sum()) for part in PARTS}
 
+    @property
+    def test_hash(self) -> str:
+        """sha256 over the sorted ids of the test pairs: what two runs must share to be compared pair by pair."""
+        lines = sorted(f"{self.pair_ids[index]}\n" for index in self.indices("test"))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
     def to_frame(self, pairs: pd.DataFrame) -> pd.DataFrame:
         """The table ``pair_id, concept, split`` of the pairs this split was made from."""
         if list(pairs["pair_id"]) != list(self.pair_ids):
@@ -91,6 +101,45 @@ class Split:
                 "concept": pairs["concept"].to_numpy(dtype=object),
                 "split": self.assignment.astype(object),
             }
+        )
+
+
+@dataclass
+class Folds:
+    """All folds of a k-fold split: every pair is tested once, by what was learned from other concepts.
+
+    Attributes:
+        splits: one a fold, over the same pairs in the same order.
+        fold: int64 [n_pairs], the fold that tests each pair.
+        hash: sha256 over the sorted lines ``pair_id<TAB>fold``; it does not depend on ``train_pairs``.
+    """
+
+    splits: tuple[Split, ...]
+    fold: NDArray[np.int64] = field(init=False)
+    hash: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        tested = np.stack([split.assignment == "test" for split in self.splits])
+        if not (tested.sum(axis=0) == 1).all():
+            raise SplitError("The folds do not test every pair exactly once.")
+        self.fold = tested.argmax(axis=0).astype(np.int64)
+        ids = self.splits[0].pair_ids
+        lines = sorted(f"{pair}\t{fold}\n" for pair, fold in zip(ids, self.fold, strict=True))
+        self.hash = hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def counts(self) -> dict[str, int]:
+        """The fewest training and validation pairs of a fold, and all pairs as tested."""
+        counts = [split.counts() for split in self.splits]
+        return {
+            "train": min(count["train"] for count in counts),
+            "val": min(count["val"] for count in counts),
+            "test": len(self.fold),
+        }
+
+    def to_frame(self, pairs: pd.DataFrame) -> pd.DataFrame:
+        """One row a fold and pair: ``pair_id, concept, split, fold``."""
+        return pd.concat(
+            [split.to_frame(pairs).assign(fold=fold) for fold, split in enumerate(self.splits)], ignore_index=True
         )
 
 
@@ -137,6 +186,7 @@ def make_split(
     seed: int = 42,
     folds: int = 5,
     fold: int = 0,
+    train_pairs: int | None = None,
 ) -> Split:
     """Assign every pair to train, val or test.
 
@@ -154,13 +204,15 @@ def make_split(
         seed: seed of the shuffle.
         folds: number of folds of ``kfold``, at least 3.
         fold: the test fold of ``kfold``, 0 to ``folds - 1``.
+        train_pairs: cut the training part to so many pairs, see :func:`limited`; ``None`` keeps all.
 
     Returns:
         The split, group-disjoint, with no part empty.
 
     Raises:
         ConfigError: a setting cannot be used.
-        SplitError: the corpus has too few groups for this scheme; the message says which scheme would work.
+        SplitError: the corpus has too few groups for this scheme, and the message says which scheme would work; or the
+            training part has fewer than ``train_pairs`` pairs.
     """
     fractions = _checked_fractions(fractions)
     if scheme not in SCHEMES:
@@ -197,15 +249,65 @@ def make_split(
         part_of = _balanced(sizes, fractions, int(seed))
     else:
         part_of = _cut(list(sizes), fractions, int(seed))
-    return Split(
+    split = Split(
         scheme=scheme,
         seed=int(seed),
-        assignment=np.array([part_of[group] for group in groups], dtype="<U5"),
+        assignment=np.array([part_of[group] for group in groups], dtype="<U6"),
         pair_ids=np.array(ids, dtype=object),
         groups=np.array(groups, dtype=object),
         fold=fold if scheme == "kfold" else None,
         folds=folds if scheme == "kfold" else None,
     )
+    return split if train_pairs is None else limited(split, pairs, train_pairs)
+
+
+def make_folds(pairs: pd.DataFrame, folds: int = 5, seed: int = 42, train_pairs: int | None = None) -> Folds:
+    """Every fold of ``kfold``; arguments and errors as of :func:`make_split`."""
+    _checked_folds(folds, 0)
+    return Folds(
+        tuple(
+            make_split(pairs, "kfold", seed=seed, folds=folds, fold=fold, train_pairs=train_pairs)
+            for fold in range(folds)
+        )
+    )
+
+
+def limited(split: Split, pairs: pd.DataFrame, train_pairs: int) -> Split:
+    """The split with a training part of exactly ``train_pairs`` pairs, and a validation part to go with it.
+
+    Whole concepts are taken in an order that depends on the seed alone until the number is reached; of the last one
+    only as many pairs as are still wanted, in order of pair id. So the 25 are among the 50. Validation is cut in the
+    same way to a fifth of ``train_pairs``, rounded up and at least 2, where it has more: who has few labels has few to
+    stop by, too. What is left out is ``unused``; the test part stays whole.
+
+    Args:
+        split: to cut.
+        pairs: the corpus' pairs it was made from.
+        train_pairs: 2 or more.
+
+    Raises:
+        ConfigError: ``train_pairs`` is no such number.
+        SplitError: the training part has fewer pairs.
+    """
+    if isinstance(train_pairs, bool) or not isinstance(train_pairs, (int, np.integer)) or train_pairs < 2:
+        raise ConfigError(f"split.train_pairs={train_pairs}: expected a whole number of at least 2, or null for all.")
+    have = int((split.assignment == "train").sum())
+    if have < train_pairs:
+        where = f" of fold {split.fold}" if split.fold is not None else ""
+        raise SplitError(
+            f"split.train_pairs={train_pairs}: the training part{where} has {have} pairs; ask for at most {have}, or "
+            "null for all."
+        )
+    concepts = [concept_key(value) for value in pairs["concept"]]
+    assignment = split.assignment.copy()
+    for part, wanted in (("train", int(train_pairs)), ("val", max(2, math.ceil(train_pairs / 5)))):
+        rows = split.indices(part).tolist()
+        names = sorted({concepts[row] for row in rows})
+        random.Random(split.seed).shuffle(names)
+        place = {name: position for position, name in enumerate(names)}
+        rows.sort(key=lambda row: (place[concepts[row]], split.pair_ids[row]))
+        assignment[rows[wanted:]] = UNUSED
+    return replace(split, assignment=assignment)
 
 
 def _cut(groups: list[str], fractions: tuple[float, float, float], seed: int) -> dict[str, str]:

@@ -16,6 +16,7 @@ QUICK = {
     "train": ("trainer=debug", "seeds=[7]", "head.hidden=16", "bootstrap.resamples=100", "logger=none"),
     "corpus show": ("n=2",),
     "score": ("bootstrap.resamples=100",),
+    "agreement": ("bootstrap.resamples=100", "rationales.items=20"),
     "study analyze": ("bootstrap.resamples=100",),
 }
 

@@ -32,6 +32,9 @@ TEXTS = {page: page.read_text(encoding="utf-8") for page in [README, *PAGES]}
 
 #: Every block that is not run, and why.
 NOT_RUN = {
+    ("annotate.md", "composed: draws hundreds of scenes"),
+    ("annotate.md", "composed: needs a model"),
+    ("annotate.md", "composed: needs earlier replies"),
     ("corpora.md", "composed: draws hundreds of scenes"),
     ("encoders.md", "composed: needs a model hub"),
     ("score.md", "composed: needs the Hugging Face hub"),

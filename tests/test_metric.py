@@ -102,7 +102,8 @@ def test_forward_reset_and_nothing_yet(bcs: BCS) -> None:
     whole.update(rec, ref)
     alone.update(rec[2:], ref[2:])
     assert plain(second) == plain(alone.compute())
-    assert plain(metric.compute()) == plain(whole.compute())
+    # A network takes batches of another size another way, to the last bit.
+    assert plain(metric.compute()) == pytest.approx(plain(whole.compute()), rel=1e-6)
     assert plain(first) != plain(second)
     metric.reset()
     with pytest.warns(UserWarning, match="before the ``update``"):

@@ -73,6 +73,7 @@ def test_the_wheel_holds_configs_experiments_and_data(wheel: Path) -> None:
         "bcs_lab/assets/paper_table7.yaml",
         "bcs_lab/conf/corpus/demo.yaml",
         "bcs_lab/conf/corpus/simulated.yaml",
+        "bcs_lab/conf/protocol/bcs12.yaml",
         "bcs_lab/conf/encoder/siglip.yaml",
         "bcs_lab/conf/hydra/job_logging/bcs.yaml",
         "bcs_lab/conf/experiment/table6.yaml",

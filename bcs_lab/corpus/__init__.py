@@ -66,7 +66,7 @@ def load_corpus(
     teachers_order: Sequence[str] | None = None,
     on_bad_row: str = "error",
     max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS,
-    protocol: Protocol = BCS12,
+    protocol: Protocol | None = None,
     need_images: bool = True,
     need_answers: bool = True,
     size: str | None = None,
@@ -74,6 +74,7 @@ def load_corpus(
     images: str | Path | None = None,
     per_image: int | None = None,
     cache: str | Path | None = None,
+    annotations: str | Path | None = None,
 ) -> Corpus:
     """Read a corpus, or make it first.
 
@@ -86,13 +87,14 @@ def load_corpus(
         on_bad_row: ``error`` stops with every problem listed, ``skip`` leaves bad rows out and keeps them in
             ``Corpus.skipped``.
         max_image_pixels: largest accepted width x height of an image.
-        protocol: the questions.
+        protocol: the questions; by default those of the folder's ``protocol.yaml``, else the paper's.
         need_images: ``False`` passes over all checks of image files, for embeddings computed elsewhere.
         need_answers: ``False`` takes a manifest's pairs that no teacher has answered; other kinds always have answers.
         size: of the demo, ``small`` or ``paper``.
         seed: of a demo or simulated corpus.
         images: folder of pictures of a simulated corpus: one sub-folder a concept, or pictures only.
         per_image: reconstructions a picture of a simulated corpus.
+        annotations: folder of a manifest's answers, such as ``bcs annotate`` writes; by default ``root/annotations``.
         cache: where demo and simulated corpora are kept; by default ``BCS_CACHE``, else ``~/.cache/bcs_lab``.
 
     Raises:
@@ -108,12 +110,15 @@ def load_corpus(
     if isinstance(max_image_pixels, bool) or not isinstance(max_image_pixels, int) or max_image_pixels < 1:
         raise ConfigError(f"corpus.max_image_pixels: expected a whole number above 0 but got {max_image_pixels!r}.")
     given = {"size": size, "seed": seed, "images": images, "per_image": per_image, "cache": cache}
+    given["annotations"] = annotations
     extra: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     problem = wrong_corpus_keys(kind, extra)
     if problem:
         raise ConfigError(problem)
     if kind == "manifest":
         extra["need_answers"] = need_answers
+    if kind in ("demo", "simulated"):
+        protocol = protocol or BCS12
     return CORPORA[kind](
         root,
         teachers_order=teachers_order,

@@ -831,9 +831,11 @@ def bundle_differences(first: Corpus, second: Corpus, *, atol: float = 0.0) -> l
             found.append(f"column {name} is in one only")
         elif a.pairs[name].tolist() != b.pairs[name].tolist():
             found.append(f"column {name}")
+    if a.protocol.digest != b.protocol.digest:
+        found.append(f"protocols {a.protocol.name} and {b.protocol.name}")
     if a.teachers != b.teachers:
         found.append(f"teachers {a.teachers} and {b.teachers}")
-    else:
+    elif a.protocol.ids == b.protocol.ids:
         found += [] if np.array_equal(a.answers, b.answers, equal_nan=True) else ["answers"]
         found += [] if np.array_equal(a.rationales, b.rationales) else ["rationales"]
     for name in dict.fromkeys([*a.shipped, *b.shipped]):

@@ -1,5 +1,8 @@
 """Read pairs of one's own: ``DIR/manifest.{csv,parquet,jsonl}``, ``DIR/annotations/*`` and the images they name.
 
+``DIR/protocol.yaml`` says which questions were asked, if they are not the paper's. Answers may lie in another folder,
+which then may have a protocol of its own, beside the answers or above the folder ``annotations`` that holds them.
+
 Cells are text and stay what they are; only an empty or null cell of method, subject, rank or candidate becomes the text
 ``na`` (unknown). All problems of manifest, annotations and images come in one report.
 """
@@ -25,7 +28,7 @@ from bcs_lab.corpus.readers import Findings, Table, read_table
 from bcs_lab.corpus.schema import PAIR_COLUMNS, PATH_COLUMNS, Corpus
 from bcs_lab.corpus.summary import left_out
 from bcs_lab.errors import CorpusError, ImageError, Problem, listing
-from bcs_lab.teachers.protocol import BCS12, Protocol
+from bcs_lab.teachers.protocol import BCS12, PROTOCOL_FILE, Protocol, corpus_protocol
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +61,10 @@ def load_manifest(
     teachers_order: Sequence[str] | None = None,
     on_bad_row: str = "error",
     max_image_pixels: int = DEFAULT_MAX_IMAGE_PIXELS,
-    protocol: Protocol = BCS12,
+    protocol: Protocol | None = None,
     need_images: bool = True,
     need_answers: bool = True,
+    annotations: str | Path | None = None,
 ) -> Corpus:
     """Read a corpus of one's own.
 
@@ -70,10 +74,11 @@ def load_manifest(
             teachers first, then the others by name.
         on_bad_row: ``error`` stops with every problem listed; ``skip`` leaves bad rows and records out.
         max_image_pixels: size limit of an image.
-        protocol: the questions.
+        protocol: the questions; by default those of ``protocol.yaml``, else the paper's.
         need_images: ``False`` passes over all checks of paths and files, for embeddings computed elsewhere.
         need_answers: ``False`` takes pairs that no teacher has answered, a folder without ``annotations/``, and a
             manifest with nothing but ids and paths.
+        annotations: folder of the answers, or one that holds ``annotations/``; by default ``root/annotations``.
 
     Returns:
         The corpus. Headers of all images were read; every pixel is decoded only when it is used, or when a report is
@@ -81,14 +86,17 @@ def load_manifest(
 
     Raises:
         CorpusError: with all problems at once.
-        ConfigError: ``teachers_order`` does not fit.
+        ConfigError: ``teachers_order`` does not fit, or a ``protocol.yaml`` holds no protocol.
     """
     folder = corpus_folder(root, "manifest", "that holds manifest.csv and annotations/")
+    answers = _answers_folder(folder, annotations)
+    protocol = protocol or _protocol(folder, answers)
     path = _manifest_file(folder)
     found = Findings()
     table = read_table(path, path.name, found)
-    annotated = need_answers or teachers_order is not None or (folder / "annotations").exists()
-    files = teacher_files(folder / "annotations", found) if annotated else {}
+    # An annotation that was killed may leave an empty folder.
+    annotated = need_answers or teachers_order is not None or any(answers.glob("[!.]*"))
+    files = teacher_files(answers, found) if annotated else {}
     order = order_teachers(list(files), teachers_order) if files else ()
     if table is None:
         _stop(folder, path.name, found)
@@ -106,11 +114,9 @@ def load_manifest(
         _check_images(rows, folder, max_image_pixels, found)
     ids = {rows.text("pair_id", i): i for i in rows.usable_ids()}
     known = table.lost_ids | {rows.text("pair_id", i) for i in range(len(rows))}
-    annotations = read_annotations(
-        {teacher: files[teacher] for teacher in order}, ids, len(rows), known, protocol, found
-    )
+    read = read_annotations({teacher: files[teacher] for teacher in order}, ids, len(rows), known, protocol, found)
     if not found.files and need_answers:
-        _check_answered(rows, annotations, found, skip=on_bad_row == "skip")
+        _check_answered(rows, read, found, skip=on_bad_row == "skip")
     if found.files or (found.rows and on_bad_row == "error"):
         if need_images:
             _decode_all(rows, max_image_pixels, found)
@@ -119,9 +125,9 @@ def load_manifest(
     return Corpus(
         name=folder.name,
         pairs=_pairs(rows, keep),
-        teachers=annotations.teachers,
-        answers=annotations.answers[keep],
-        rationales=annotations.rationales[keep],
+        teachers=read.teachers,
+        answers=read.answers[keep],
+        rationales=read.rationales[keep],
         protocol=protocol,
         root=folder,
         where=[rows.where(i) for i in keep],
@@ -132,6 +138,24 @@ def load_manifest(
         found_paths=rows.found_paths,
         sources=_sources(folder),
     )
+
+
+def _answers_folder(folder: Path, annotations: str | Path | None) -> Path:
+    """Where the teachers' files are."""
+    if annotations is None or not str(annotations).strip():
+        return folder / "annotations"
+    given = corpus_folder(annotations, "manifest", "of the teachers' answers", key="corpus.annotations")
+    inner = given / "annotations"
+    return inner if inner.is_dir() else given
+
+
+def _protocol(folder: Path, answers: Path) -> Protocol:
+    """The questions that were asked: what lies nearest to the answers says so."""
+    above = [answers.parent] if answers.name == "annotations" else []
+    for place in (answers, *above, folder):
+        if (place / PROTOCOL_FILE).exists() or (place / PROTOCOL_FILE).is_symlink():
+            return corpus_protocol(place)
+    return BCS12
 
 
 def corpus_folder(root: str | Path | None, kind: str, what: str, key: str = "corpus.root") -> Path:

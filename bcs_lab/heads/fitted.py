@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from bcs_lab.errors import ConfigError, CorpusError
@@ -74,7 +75,11 @@ class FittedHead(Head):
         if not np.isfinite(x).all():
             raise CorpusError(f"{int((~np.isfinite(x)).sum())} features of training pairs are not finite numbers.")
         ways = None if directions is None else np.asarray(directions, dtype=np.int64)
-        self._fit(with_every_question(TrainingRows(x, y, weight, labels, directions=ways)), seed)
+        rows = with_every_question(TrainingRows(x, y, weight, labels, directions=ways))
+        # Small systems gain nothing from several threads, which spin while they wait: on a busy machine a ridge took 60
+        # times as long. And one thread gives the same digits however many cores there are.
+        with threadpool_limits(limits=1, user_api="blas"):
+            self._fit(rows, seed)
 
     def _fit(self, rows: TrainingRows, seed: int) -> None:
         """Fit on rows in which every question has an answer."""

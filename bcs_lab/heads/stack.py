@@ -1,4 +1,4 @@
-"""Several heads as one: a convex combination whose weights come from held-out concepts of the training part."""
+"""Several heads as one: combined or chosen by what they say of held-out concepts of the training part."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from bcs_lab.heads.fitted import FittedHead, Floats, concept_folds, with_every_q
 
 #: More heads than this would make the search over all subsets long.
 MAX_PARTS = 8
+#: How heads become one.
+COMBINE = ("weights", "best")
 
 
 class StackHead(FittedHead):
@@ -26,11 +28,15 @@ class StackHead(FittedHead):
     the weights are those with the least weighted squared error there, one a head for all questions. Then every head is
     fitted to the whole training part. Validation and test pairs take no part in any of it.
 
+    ``combine="best"`` gives all weight to the one head with the least error: choosing a head, as part of the training,
+    so that what is measured on held-out pairs holds for the choice as well. The others are not fitted in the end.
+
     Args:
         in_dim: length of the features.
         n_questions: outputs.
         of: heads that fit themselves, each a name or a mapping of a name to its settings.
         folds: inner folds.
+        combine: ``weights`` or ``best``.
     """
 
     weights: Tensor
@@ -41,6 +47,7 @@ class StackHead(FittedHead):
         n_questions: int,
         of: Sequence[str | Mapping[str, Mapping[str, Any] | None]] = ("ridge", "trees"),
         folds: int = 5,
+        combine: str = "weights",
     ) -> None:
         from bcs_lab.heads.registry import HEADS, build_head
 
@@ -57,7 +64,9 @@ class StackHead(FittedHead):
                 "themselves can be combined. Settings of one go behind its name, as in head.of=[ridge,{trees: "
                 "{min_leaf: 5}}]."
             )
-        self.folds = folds
+        if combine not in COMBINE:
+            raise ConfigError(f"head.combine={combine}: expected one of {', '.join(COMBINE)}.")
+        self.folds, self.combine = folds, combine
         self.parts = nn.ModuleDict(
             {name: build_head(name, in_dim, n_questions, **dict(settings)) for name, settings in wanted.items()}
         )
@@ -75,11 +84,16 @@ class StackHead(FittedHead):
                 _fit(fitted, learned, seed)
                 held_out[index, held] = _predict(fitted, rows.x[held])
         cells = (rows.weight > 0) & ~np.isnan(held_out).any(axis=0) & (rows.groups != NO_GROUP)[:, None]
+        best = self.combine == "best"
         if cells.any():
-            weights = convex_weights(held_out[:, cells].T, rows.y[cells], rows.weight[cells])
+            weigh = best_weights if best else convex_weights
+            weights = weigh(held_out[:, cells].T, rows.y[cells], rows.weight[cells])
             self.weights.copy_(torch.from_numpy(weights))
-        for part in self.parts.values():
-            _fit(part, rows, seed)
+        elif best:  # too few concepts to hold any out
+            self.weights.copy_(torch.eye(len(fresh), dtype=torch.float64)[0])
+        for weight, part in zip(self.weights.tolist(), self.parts.values(), strict=True):
+            if weight > 0 or not best:
+                _fit(part, rows, seed)
 
     def forward(self, x: Tensor) -> HeadOutput:
         """[n, in_dim] -> predictions in [0, 1]."""
@@ -97,6 +111,12 @@ def _named(of: Any) -> list[tuple[Any, Any]]:
             [(name, settings or {}) for name, settings in item.items()] if isinstance(item, Mapping) else [(item, {})]
         )
     return out
+
+
+def best_weights(predictions: Floats, target: Floats, weight: Floats) -> Floats:
+    """All weight to the head with the least weighted squared error, the first of equals; as :func:`convex_weights`."""
+    errors = (weight[:, None] * (predictions - target[:, None]) ** 2).sum(axis=0)
+    return np.eye(predictions.shape[1])[int(np.argmin(errors))]
 
 
 def convex_weights(predictions: Floats, target: Floats, weight: Floats) -> Floats:

@@ -10,9 +10,7 @@ from bcs_lab.files import write_json, write_text
 from bcs_lab.human import figures
 from bcs_lab.human.analyze import SCORES
 from bcs_lab.report.figures import save
-from bcs_lab.report.table import aligned, csv_text, escape_markdown, interval, number
-
-_TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\~{}", "^": r"\^{}"})
+from bcs_lab.report.table import aligned, csv_text, escape_latex, escape_markdown, interval, number
 
 
 def write_results(result: Mapping[str, Any], out: Path) -> list[Path]:
@@ -121,7 +119,7 @@ def table7_latex(result: Mapping[str, Any]) -> str:
     for row in result["groups"]:
         paper = row["paper"] or {}
         cells = [
-            str(row["group"]).capitalize().translate(_TEX),
+            escape_latex(str(row["group"]).capitalize()),
             _tex_pm(row["kappa_mean"], row["kappa_std"]),
             _tex(row["alpha"]),
             _tex_pm(paper.get("kappa_mean"), paper.get("kappa_std")),

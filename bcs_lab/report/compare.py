@@ -17,6 +17,8 @@ from bcs_lab.encoders import group_label
 from bcs_lab.errors import RunError
 from bcs_lab.files import read_json, write_text
 from bcs_lab.report import figures
+from bcs_lab.report.labels import LabelStudy, label_study, markdown, page_tables, tables
+from bcs_lab.report.labels import notes as label_notes
 from bcs_lab.report.table import (
     BASELINE,
     HEADINGS,
@@ -31,8 +33,14 @@ from bcs_lab.report.table import (
     paper_rows,
     text_table,
 )
+from bcs_lab.results import head_label
 
 log = logging.getLogger(__name__)
+
+#: More runs than this make a figure that nobody reads.
+MOST_DOTS = 60
+#: What the test targets of a run depend on.
+_TARGETS = ("corpus", "teachers", "split", "test_hash", "n_test")
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
@@ -75,6 +83,10 @@ def load_run(folder: Path) -> tuple[Row, dict[str, str], list[Row]]:
         "head": metrics["head"],
         "split": metrics["split"],
         "split_hash": record.get("split_hash"),
+        "test_hash": record.get("test_hash") or record.get("split_hash"),
+        "encoder": encoder_label(metrics["encoders"]),
+        "train_pairs": (settings.get("split") or {}).get("train_pairs"),
+        "n_train": metrics["n"].get("train"),
         "seeds": len(metrics.get("members", [])),
         "n_test": metrics["n"]["test"],
         "stand_in": str(bool(metrics.get("stand_in"))).lower(),
@@ -83,7 +95,7 @@ def load_run(folder: Path) -> tuple[Row, dict[str, str], list[Row]]:
     }
     note = " + ".join(metrics["encoders"]) if len(metrics["encoders"]) > 1 else ""
     row = Row(RUN, "", metrics["ensemble"], metrics["ci95"], note, facts)
-    shared = {key: facts[key] for key in ("corpus", "teachers", "split", "split_hash", "n_test")}
+    shared = {key: facts[key] for key in _TARGETS}
     baselines = [Row(BASELINE, "train mean", metrics["baseline"], facts=shared)]
     baselines += [Row(BASELINE, name, values, facts=shared) for name, values in metrics["baselines"].items()]
     return row, run_parts(metrics, settings, record), baselines
@@ -108,24 +120,38 @@ def encoder_label(used: Sequence[str]) -> str:
 
 def run_parts(metrics: dict[str, Any], settings: dict[str, Any], record: dict[str, Any]) -> dict[str, str]:
     """What tells one run from another, each in a few words; a stand-in or simulated teachers always show."""
-    presets = [item.removeprefix("preset=") for item in record.get("overrides", []) if item.startswith("preset=")]
+
+    def named(group: str) -> str:
+        key = f"{group}="
+        return next(
+            (item.removeprefix(key) for item in reversed(record.get("overrides", [])) if item.startswith(key)), ""
+        )
+
     seeds = [str(member.get("seed")) for member in metrics.get("members", [])]
     used = metrics["encoders"]
     encoder = encoder_label(used)
-    fold = f" {settings.get('split', {}).get('fold')}" if metrics["split"] == "kfold" else ""
+    split = settings.get("split") or {}
+    fold = f" {split.get('fold')}" if metrics["split"] == "kfold" else ""
     teachers = metrics["teachers"]
     return {
-        "preset": presets[-1] if presets else "",
+        "preset": named("preset"),
+        "recipe": named("recipe"),
         "encoder": encoder,
         "teachers": _teachers(len(teachers)) + (" (simulated)" if metrics.get("simulated_teachers") else ""),
         "names": "+".join(teachers),
-        "head": metrics["head"],
+        "head": head_label(metrics) + (" (best)" if (settings.get("head") or {}).get("combine") == "best" else ""),
         "weights": f"{settings.get('consensus', {}).get('weight', 'variance')} weights",
         "split": f"split {metrics['split']}{fold}",
         "corpus": f"corpus {record.get('corpus') or settings.get('corpus', {}).get('kind', '?')}",
+        "protocol": f"protocol {metrics['protocol']}" if "protocol" in metrics else "",
         "optim": f"lr {settings.get('optim', {}).get('lr')}",
         "seeds": f"seed {'+'.join(seeds)}" if len(seeds) < 3 else f"{len(seeds)} seeds",
+        "labels": f"{split['train_pairs']} labels" if split.get("train_pairs") else ALL_LABELS,
     }
+
+
+#: What is said of a run that learns from its whole training part, where others do not.
+ALL_LABELS = "all labels"
 
 
 def _teachers(number: int) -> str:
@@ -138,6 +164,8 @@ def _label_runs(parts: Sequence[Mapping[str, str]]) -> tuple[list[str], str]:
     if len({entry["preset"] for entry in parts} - {""}) == len(parts):
         # A preset is the name of everything it sets.
         varying = ["preset"]
+    if all(entry["recipe"] for entry in parts):  # likewise, of head and features
+        varying = [key for key in varying if key != "head"]
     if "teachers" in varying and len({(entry["teachers"], entry["names"]) for entry in parts}) == len(
         {entry["teachers"] for entry in parts}
     ):
@@ -147,8 +175,16 @@ def _label_runs(parts: Sequence[Mapping[str, str]]) -> tuple[list[str], str]:
     labelled = [key for key in parts[0] if key in varying or key == "encoder"]
     labels = [" · ".join(entry[key] for key in labelled if entry[key]) for entry in parts]
     common = [key for key in parts[0] if len({entry[key] for entry in parts}) == 1]
-    shared = ", ".join(parts[0][key] for key in common if key not in {"preset", "encoder", "optim", "names"})
+    left_out = {"preset", "encoder", "optim", "names"} | ({"labels"} if parts[0]["labels"] == ALL_LABELS else set())
+    shared = ", ".join(parts[0][key] for key in common if key not in left_out and parts[0][key])
     return labels, f"All runs: {shared}." if len(parts) > 1 else f"Run: {shared}."
+
+
+def _recipes(parts: Sequence[Mapping[str, str]]) -> list[str]:
+    """What runs are called beside their encoders and their number of labels."""
+    same = [{**entry, "labels": "", "encoder": ""} for entry in parts]
+    labels, _ = _label_runs(same)
+    return [label or entry["recipe"] or entry["head"] for label, entry in zip(labels, parts, strict=True)]
 
 
 def collect(folders: Sequence[Path]) -> tuple[list[Row], str]:
@@ -167,7 +203,13 @@ def collect(folders: Sequence[Path]) -> tuple[list[Row], str]:
     for message in damaged:
         log.warning("left out: %s", message)
     labels, shared = _label_runs([parts for _, parts, _ in loaded])
-    runs = _distinct_labels([replace(row, label=label) for (row, _, _), label in zip(loaded, labels, strict=True)])
+    recipes = _recipes([parts for _, parts, _ in loaded])
+    runs = _distinct_labels(
+        [
+            replace(row, label=label, facts={**row.facts, "recipe": recipe})
+            for (row, _, _), label, recipe in zip(loaded, labels, recipes, strict=True)
+        ]
+    )
     targets = {_targets(row) for row in runs}
     baselines: dict[tuple[Any, ...], Row] = {}
     for _, _, rows in loaded:
@@ -181,12 +223,13 @@ def collect(folders: Sequence[Path]) -> tuple[list[Row], str]:
     ordered = sorted(
         baselines.values(), key=lambda row: (str(row.facts["split"]), str(row.facts["teachers"]).count(" "))
     )
-    return [*runs, *ordered, *paper_rows()], shared
+    # The paper's rows are about its own questions.
+    return [*runs, *ordered, *(paper_rows() if any(not parts["protocol"] for _, parts, _ in loaded) else ())], shared
 
 
 def _targets(row: Row) -> tuple[Any, ...]:
     """What the test targets of a row depend on."""
-    return tuple(row.facts[key] for key in ("corpus", "teachers", "split", "split_hash", "n_test"))
+    return tuple(row.facts[key] for key in _TARGETS)
 
 
 def _distinct_labels(rows: list[Row]) -> list[Row]:
@@ -201,7 +244,7 @@ def _distinct_labels(rows: list[Row]) -> list[Row]:
 
 
 def compare(folders: Sequence[Path], out: Path) -> str:
-    """Write ``comparison.csv``, ``.md`` and ``.html`` into ``out``.
+    """Write ``comparison.csv``, ``.md`` and ``.html`` into ``out``; where the number of labels varies, its figure too.
 
     Args:
         folders: run folders, or folders above them (a sweep).
@@ -223,22 +266,33 @@ def compare(folders: Sequence[Path], out: Path) -> str:
     write_text(out / "comparison.csv", buffer.getvalue())
 
     notes = warnings(rows)
+    study = label_study(rows)
     lines = [
         "# Comparison of BCS runs",
         "",
+        *([markdown(study), "### All runs", ""] if study else []),
         markdown_table(rows, heading="run"),
         "Test pairs only; lower MAE and higher correlation are better; bold: best run of a column; –: undefined.",
         "",
     ]
     write_text(out / "comparison.md", "\n".join([*lines, shared, "", *(f"- {note}" for note in notes), ""]))
-    write_text(out / "comparison.html", _page(rows, shared, notes))
+    curve = ""
+    if study:
+        from bcs_lab.report.labels_figure import NAME, write_figure
+
+        curve = write_figure(study, out)
+    write_text(out / "comparison.html", _page(rows, shared, notes, study, curve))
+    written = f"Written: {out / 'comparison.csv'}, comparison.md, comparison.html"
+    if study:
+        more = f"All {sum(row.kind == RUN for row in rows)} runs with all columns are in comparison.csv, .md and .html."
+        return "\n".join([tables(study), shared, *notes, more, f"{written}, {NAME}.png, {NAME}.svg"])
     return "\n".join(
         [
             text_table(rows, heading="run", intervals=False),
             "*: best run of a column; –: undefined; 95 % intervals are in comparison.csv and .html.",
             shared,
             *notes,
-            f"Written: {out / 'comparison.csv'}, comparison.md, comparison.html",
+            written,
         ]
     )
 
@@ -247,7 +301,7 @@ def warnings(rows: Sequence[Row]) -> list[str]:
     """What a reader must know before comparing the rows."""
     runs = [row for row in rows if row.kind == RUN]
     notes = []
-    if len({(row.facts["corpus"], row.facts["split_hash"]) for row in runs}) > 1:
+    if len({(row.facts["corpus"], row.facts["test_hash"]) for row in runs}) > 1:
         notes.append("The runs have different test pairs: their rows are not strictly comparable.")
     if len({row.facts["teachers"] for row in runs}) > 1:
         notes.append("The runs have different teachers, so different targets.")
@@ -258,7 +312,7 @@ def warnings(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def _page(rows: Sequence[Row], shared: str, notes: Sequence[str]) -> str:
+def _page(rows: Sequence[Row], shared: str, notes: Sequence[str], study: LabelStudy | None, curve: str) -> str:
     environment = Environment(
         loader=PackageLoader("bcs_lab", "report"), autoescape=select_autoescape(default=True, default_for_string=True)
     )
@@ -278,5 +332,10 @@ def _page(rows: Sequence[Row], shared: str, notes: Sequence[str]) -> str:
         notes=notes,
         number=number,
         interval=interval,
-        figure=figures.svg(figures.comparison([row for row in rows if ", fitted" not in row.label])),
+        study=page_tables(study) if study else [],
+        study_notes=label_notes(study) if study else [],
+        curve=curve,
+        figure=""
+        if len(runs) > MOST_DOTS
+        else figures.svg(figures.comparison([row for row in rows if ", fitted" not in row.label])),
     )

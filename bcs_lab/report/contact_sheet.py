@@ -29,6 +29,7 @@ UNKNOWN = "partly unknown"
 
 #: No, somewhat, yes: orange-red, yellow, blue of Okabe and Ito, which also differ in lightness.
 NO, SOMEWHAT, YES = COLOURS[1], "#F0E442", COLOURS[0]
+_ANSWER = {0.0: NO, 0.5: SOMEWHAT, 1.0: YES}
 _SCALE = LinearSegmentedColormap.from_list("answers", [NO, SOMEWHAT, YES])
 _WARNING = "#9a3412"
 
@@ -155,7 +156,8 @@ def _head(axes: Axes, corpus: Corpus, n: int, layout: _Layout) -> None:
     axes.text(_MARGIN, 76, text, size=8.5, color=MUTED, va="top", linespacing=1.35)
     x = float(_MARGIN)
     y = 146
-    for colour, name in ((NO, "no"), (SOMEWHAT, "somewhat"), (YES, "yes"), (None, "not answered")):
+    words = [(_ANSWER[score], label) for label, score in corpus.protocol.levels.items()]
+    for colour, name in (*words, (None, "not answered")):
         _cell(axes, x, y - 9, colour)
         axes.text(x + _CELL + 6, y, name, size=8, va="center")
         x += 50 + 10.5 * len(name)

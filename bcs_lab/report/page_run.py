@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from bcs_lab.errors import RunError
 from bcs_lab.evaluate import METRICS, axis_scores
 from bcs_lab.files import read_json
+from bcs_lab.pair_scores import protocol_of_questions
 from bcs_lab.regimes import regime_codes
 from bcs_lab.results import AXES
 from bcs_lab.teachers.protocol import BCS12, Protocol
@@ -343,8 +344,17 @@ def _block(frame: pd.DataFrame, names: list[str]) -> Floats:
     return np.stack([_floats(frame, name) for name in names], axis=1)
 
 
+def _protocol(model: Mapping[str, Any]) -> Protocol:
+    """The questions of a run, from what its files keep of the model; runs of earlier versions have the paper's."""
+    questions = model.get("questions")
+    if not isinstance(questions, list) or not questions:
+        return BCS12
+    known = all(isinstance(item, dict) and {"id", "group"} <= set(item) for item in questions)
+    return protocol_of_questions(str(model.get("protocol")), questions) if known else BCS12
+
+
 def _trained(common: dict[str, Any]) -> ReportRun:
-    folder, protocol = common["folder"], BCS12
+    folder, protocol = common["folder"], _protocol(common["ensemble"])
     kinds = ("target", "prediction")
     needed = ["pair_id", "split", *(f"{name}_{kind}" for name in (*protocol.ids, *AXES) for kind in kinds)]
     frame = _table(folder / "predictions.parquet", needed)
@@ -368,6 +378,7 @@ def _trained(common: dict[str, Any]) -> ReportRun:
         target=_block(frame, [f"{name}_target" for name in protocol.ids]),
         truth=_block(frame, [f"{name}_truth" for name in protocol.ids]),
         axes=axes,
+        protocol=protocol,
         ood=np.zeros(n, dtype=bool),
         images=[("", "")] * n,
     )
@@ -383,7 +394,7 @@ def _concepts(folder: Path, notes: list[str]) -> dict[str, str]:
 
 
 def _scored(common: dict[str, Any]) -> ReportRun:
-    protocol = BCS12
+    protocol = _protocol(common["facts"]["model"])
     needed = ["pair_id", *protocol.ids, *(f"{axis}{end}" for axis in AXES for end in ("", "_std", "_lo", "_hi"))]
     frame = _table(common["folder"] / "scores.parquet", needed)
     n = len(frame)
@@ -409,6 +420,7 @@ def _scored(common: dict[str, Any]) -> ReportRun:
         target=unknown.copy(),
         truth=unknown.copy(),
         axes=axes,
+        protocol=protocol,
         ood=ood,
         images=list(zip(_texts(frame, "reference"), _texts(frame, "reconstruction"), strict=True)),
     )

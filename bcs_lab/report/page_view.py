@@ -33,6 +33,7 @@ from bcs_lab.report.page_stats import (
 from bcs_lab.report.table import BASELINE, MEMBER, PAPER, RUN, Row, interval, number, paper_rows
 from bcs_lab.results import AXES, result_rows
 from bcs_lab.store import fingerprint_digest
+from bcs_lab.teachers.protocol import BCS12, PERCEPTUAL, SEMANTIC
 
 Floats = NDArray[np.float64]
 View = dict[str, Any]
@@ -124,7 +125,9 @@ def section(run: ReportRun, behind: Behind, pictures: Pictures, part: str, pairs
         raise ConfigError(f"part={part}: {run.folder} has no pair in that part; choose train, val, test or all")
     p, s = run.axes["t_pas"], run.axes["t_sas"]
     metrics, note = _metrics(run, behind, pictures, shown)
-    overall, target = (p.score + s.score) / 2, (p.target + s.target) / 2
+    # An axis without questions is undefined everywhere and says nothing about which pairs are good.
+    asked = [own for own, group in ((p, PERCEPTUAL), (s, SEMANTIC)) if run.protocol.indices(group)]
+    overall, target = (np.mean(values, axis=0) for values in ([a.score for a in asked], [a.target for a in asked]))
     spread = np.fmax(p.std, s.std)
     first = next(iter(metrics.items()), None)
     chosen = galleries(shown, overall, target, spread, run.labels["concept"].tolist(), first, pairs)
@@ -413,7 +416,8 @@ def _tables(run: ReportRun) -> View:
     groups = [("", [own])]
     if trained is not None:
         groups.append(("The model’s own held-out test pairs", [trained]))
-    groups.append((PAPER_TITLE, list(paper_rows())))
+    if run.protocol.ids == BCS12.ids:
+        groups.append((PAPER_TITLE, list(paper_rows())))
     return {
         "table": groups,
         "table_lead": f"The scores against the consensus of {', '.join(run.judged_by) or 'the corpus’ teachers'}.",
@@ -632,7 +636,7 @@ def _own_methods(section: Section) -> list[dict[str, Any]]:
     reference = np.array(run.pair_ids, dtype=object)[shown]  # a pair of no known concept stands for itself
     frame = pd.DataFrame({**columns, **scores, "reference": reference, "regime": section.predicted_codes[shown]})
     rows = method_table(frame)
-    return sorted(rows, key=lambda row: -(row["t_pas"] + row["t_sas"])) if len(rows) > 1 else []
+    return sorted(rows, key=lambda row: -sum(row[axis] or 0.0 for axis in AXES)) if len(rows) > 1 else []
 
 
 def _differences(run: ReportRun) -> list[dict[str, Any]]:

@@ -148,6 +148,20 @@ def escape_markdown(text: str) -> str:
     return text.replace("\n", " ")
 
 
+_LATEX = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\~{}", "^": r"\^{}", "−": "$-$", "–": "--"}
+)
+
+
+def escape_latex(text: str) -> str:
+    """A label as literal text in LaTeX.
+
+    >>> escape_latex("50 % of_it")
+    '50 \\\\% of\\\\_it'
+    """
+    return text.translate(_LATEX).replace("\n", " ")
+
+
 def csv_rows(rows: Iterable[Row]) -> list[dict[str, str | int | float | None]]:
     """One flat mapping a row: kind, label, facts, the metric columns, then ``<metric>_lo`` and ``<metric>_hi``."""
     flat: list[dict[str, str | int | float | None]] = []

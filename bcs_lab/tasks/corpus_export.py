@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from bcs_lab.config import ExportConfig, absolute, parse
 from bcs_lab.corpus import write_bundle
-from bcs_lab.corpus.schema import ShippedNegatives
 from bcs_lab.errors import ConfigError
-from bcs_lab.negatives import compare_negatives
+from bcs_lab.negatives import compare_negatives, shipped_negatives
 from bcs_lab.tasks.inputs import compare, embed, open_corpus, open_store, report_skipped
 
 if TYPE_CHECKING:
@@ -46,7 +45,9 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     similarities: list[PairSimilarities] = []
     if config.similarities:
         corpus, similarities = compare(corpus, encoder, store, config.similarities)
-    negatives: dict[str, ShippedNegatives] = {}
+    # A bundle that is exported again keeps those it has.
+    shipped = {part.name: shipped_negatives(corpus, part) for part in similarities}
+    negatives = {name: item for name, item in shipped.items() if item is not None}
     if config.negatives:
         if not similarities:
             raise ConfigError("negatives: known negatives are similarities; name encoders with similarities=[…] too.")

@@ -30,9 +30,8 @@ def open_corpus(
         need_answers: whether a teacher must have answered; if not, there may be no annotations.
         skip: leave bad rows out whatever the settings say.
     """
-    folders = {
-        key: absolute(value, base) for key, value in (("images", config.images), ("cache", config.cache)) if value
-    }
+    given = {"images": config.images, "cache": config.cache, "annotations": config.annotations}
+    folders = {key: absolute(value, base) for key, value in given.items() if value}
     return load_corpus(
         config.kind,
         absolute(config.root, base),

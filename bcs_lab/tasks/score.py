@@ -1,4 +1,4 @@
-"""``bcs score``: T-PAS, T-SAS and the twelve answers of new pairs, by a trained ensemble."""
+"""``bcs score``: T-PAS, T-SAS and the answers to all questions about new pairs, by a trained ensemble."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from bcs_lab.corpus import Corpus, write_skipped
 from bcs_lab.corpus.folders import FolderPairs, pair_paths
 from bcs_lab.errors import ConfigError, CorpusError, Problem, RunError, listing
 from bcs_lab.files import check_writable, replacing, write_json, write_text
-from bcs_lab.methods import method_differences, method_table, verdict
+from bcs_lab.methods import method_differences, method_table, regime_shares, verdict
 from bcs_lab.models import HUB, resolve_model
 from bcs_lab.regimes import REGIMES
 from bcs_lab.tasks.inputs import open_corpus, open_store
 
 if TYPE_CHECKING:
+    from bcs_lab.ensemble import Ensemble
     from bcs_lab.score import BCS
 
 log = logging.getLogger(__name__)
@@ -190,9 +191,10 @@ def summarise(bcs: BCS, scored: _Scored, config: ScoreConfig, folder: Path) -> d
         "trained_on": _trained_on(frame, folder),
         "held_out": (folder.parent / "split.parquet").is_file(),
         "coverage": config.coverage,
-        "mean": {axis: float(frame[axis].mean()) for axis in AXES},
+        "mean": {axis: None if frame[axis].isna().all() else float(frame[axis].mean()) for axis in AXES},
         "regimes": {
-            code: {"n": int(counts.get(code, 0)), "share": float(counts.get(code, 0) / len(frame))} for code in REGIMES
+            code: {"n": int(counts.get(code, 0)), "share": share}
+            for code, share in regime_shares(frame["regime"]).items()
         },
         "ood": _ood(frame),
         "methods": method_table(frame, **settings),
@@ -202,8 +204,8 @@ def summarise(bcs: BCS, scored: _Scored, config: ScoreConfig, folder: Path) -> d
     other = []
     if corpus is not None and corpus.teachers and not _same_questions(ensemble, corpus):
         other.append(
-            f"the corpus was asked other questions ({corpus.protocol.name}) than the model's ({ensemble.protocol}): the "
-            "scores are not compared with its teachers."
+            f"the corpus was asked other questions ({corpus.protocol.name}) than the model answers "
+            f"({ensemble.protocol}): the scores are not compared with its teachers."
         )
     return summary | {"warnings": [*_warnings(summary), *other, *bcs.warnings]}
 
@@ -367,8 +369,8 @@ def _methods_text(summary: Mapping[str, Any]) -> list[str]:
                 str(row["method"]),
                 f"{row['pairs']:,}",
                 str(row["concepts"]),
-                *(f"{row[axis]:.3f}{_bounds(row, axis)}" for axis in AXES),
-                *(f"{row[code]:.1%}" for code in REGIMES),
+                *("–" if row[axis] is None else f"{row[axis]:.3f}{_bounds(row, axis)}" for axis in AXES),
+                *("–" if row[code] is None else f"{row[code]:.1%}" for code in REGIMES),
             ]
         )
     return _aligned(rows)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,13 +32,15 @@ from bcs_lab.results import (
     summary_line,
     write_results,
 )
-from bcs_lab.split import Split, concept_key, make_split
+from bcs_lab.split import Folds, Split, concept_key, make_folds, make_split
 from bcs_lab.store import EmbeddingStore
 from bcs_lab.tasks.inputs import compare, embed, open_corpus, open_store, report_skipped
+from bcs_lab.teachers.protocol import BCS12, same_questions
 from bcs_lab.tracking import Tracker, tracking
 
 if TYPE_CHECKING:
     from bcs_lab.heads import ExtraRows
+    from bcs_lab.report.table import Row
     from bcs_lab.similarity import PairSimilarities
 
 log = logging.getLogger(__name__)
@@ -68,12 +70,12 @@ class Prepared:
     Attributes:
         corpus: pairs that have at least one answer of the chosen teachers.
         teachers: whose consensus is learned, in the corpus' order.
-        split: parts of the corpus' pairs.
+        split: parts of the corpus' pairs, or all folds of them under ``split.fold=all``.
     """
 
     corpus: Corpus
     teachers: tuple[str, ...]
-    split: Split
+    split: Split | Folds
 
 
 def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     write_text(out / "config.yaml", f"# encoders used: {' + '.join(result.metrics['encoders'])}\n{settings}")
     # A sweep ends with one table of all jobs; a job of it says only how it went.
     print(summary_line(result.metrics) if sweep else result.table)
-    print(f"Written: {out}")
+    print(f"Written: {out}{' (cross-validation: no model)' if 'folds' in result.facts else ''}")
     return result.facts
 
 
@@ -123,13 +125,13 @@ def train(
     tracker: Tracker | None = None,
     prepared: Prepared | None = None,
 ) -> TrainResult:
-    """Train an ensemble and evaluate it on the test part.
+    """Train an ensemble and evaluate it on the test part; one a fold under ``split.fold=all``, which keeps no model.
 
     Args:
         config: checked settings.
         out: folder of the run; gets ``metrics.json``, ``coverage.json``, ``predictions.parquet``, ``split.parquet``,
             ``curves.csv``, ``results.txt``, ``ensemble/`` and figures. Members that an earlier, killed run finished
-            there are kept.
+            there are kept. A cross-validation writes ``paired.json`` and neither intervals, curves nor an ensemble.
         base: folder that relative paths of the settings start at.
         tracker: mirror for curves, table and figures.
         prepared: of :func:`prepare`, if it was called already.
@@ -152,7 +154,8 @@ def train(
     check_features(config.head.name, config.features.kind)
     build_head(config.head.name, 5, 1, **config.head.settings)
 
-    corpus, embeddings, similarities = describe(prepared.corpus, config, open_store(config.store, base))
+    store = open_store(config.store, base)
+    corpus, embeddings, similarities = describe(prepared.corpus, config, store)
     # Pairs with broken images are gone by now, if rows are skipped.
     split = prepared.split if len(corpus) == len(prepared.corpus) else divide(corpus, config)
     report_skipped(corpus, out)
@@ -169,8 +172,34 @@ def train(
     }
     if config.features.kind != "embedding":
         used["features"] = config.features.kind
+    if not same_questions(corpus.protocol, BCS12):
+        used["protocol"] = corpus.protocol.name
     tracker.note({**used, "corpus": corpus.name, "split_hash": split.hash})
+    facts = {**used, "corpus": corpus.name, "split_hash": split.hash, "skipped": len(corpus.skipped)}
 
+    def extra(part: Split) -> ExtraRows | None:
+        return known_negatives(corpus, part, config, similarities, store)
+
+    if isinstance(split, Folds):
+        from bcs_lab.crossval import NO_MODEL, cross_validate, paired_line, write_cross_validation
+
+        pooled, found = cross_validate(corpus, embeddings, similarities, targets, weights, split, config, out, extra)
+        metrics = {**found, **used, "head": config.head.name, "split": "kfold"}
+        metrics["wall_s"] = round(time.monotonic() - started, 3)
+        if corpus.truth is not None:
+            write_json(
+                out / "truth.json", evaluate_truth(pooled, answers, teachers, corpus.truth, corpus, config) | used
+            )
+        predictions, paired, figures = write_cross_validation(
+            out, metrics, pooled, embeddings, corpus, split, config, used
+        )
+        rows = result_rows(metrics)
+        mirror(tracker, rows, metrics, figures)
+        table = f"{report(rows, metrics, corpus)}\n{paired_line(paired)}\n{NO_MODEL}"
+        write_text(out / "results.txt", table + "\n")
+        return TrainResult(metrics, predictions, table, facts | {"test_hash": split.hash, "folds": len(split.splits)})
+
+    facts["test_hash"] = split.test_hash
     data = BCSDataModule(
         embeddings,
         targets,
@@ -179,7 +208,7 @@ def train(
         batch_size=config.trainer.batch_size,
         similarities=similarities,
         concepts=corpus.pairs["concept"].map(concept_key).to_numpy(dtype=object),
-        extra=known_negatives(corpus, split, config),
+        extra=extra(split),
     )
     head = {"name": config.head.name, "snap": config.head.snap, **config.head.settings}
     members = train_ensemble(
@@ -207,7 +236,7 @@ def train(
     )
     scores = Scores.of(members, ensemble, targets, split)
     coverage = calibrate(ensemble, scores, embeddings, corpus)
-    metrics: dict[str, Any] = {
+    metrics = {
         **evaluate_parts(scores, members, embeddings, corpus, config),
         **used,
         "head": config.head.name,
@@ -222,13 +251,17 @@ def train(
     predictions.attrs.update(used)  # travels in the Parquet file
     rows = result_rows(metrics)
     figures = write_results(out, metrics, predictions, corpus, scores, members, ensemble)
-    tracker.results(
-        [{"kind": row.kind, "model": row.label, **dict(row.values)} for row in rows], metrics["ensemble"], figures
-    )
-    facts = {**used, "corpus": corpus.name, "split_hash": split.hash, "skipped": len(corpus.skipped)}
+    mirror(tracker, rows, metrics, figures)
     table = f"{report(rows, metrics, corpus)}\n{coverage_line(coverage)}"
     write_text(out / "results.txt", table + "\n")
     return TrainResult(metrics, predictions, table, facts)
+
+
+def mirror(tracker: Tracker, rows: Sequence[Row], metrics: Mapping[str, Any], figures: Sequence[Path]) -> None:
+    """Tell the mirror what came out."""
+    tracker.results(
+        [{"kind": row.kind, "model": row.label, **dict(row.values)} for row in rows], metrics["ensemble"], figures
+    )
 
 
 def describe(
@@ -251,17 +284,31 @@ def describe(
         corpus = left  # an image that only the embeddings had to read is broken; the rest is in the store by now
 
 
-def known_negatives(corpus: Corpus, split: Split, config: TrainConfig) -> ExtraRows | None:
-    """Further training rows whose answers are known: references beside reconstructions of other concepts.
+def known_negatives(
+    corpus: Corpus,
+    split: Split,
+    config: TrainConfig,
+    similarities: Sequence[PairSimilarities] | None,
+    store: EmbeddingStore,
+) -> ExtraRows | None:
+    """Further training rows whose answers are known; ``None`` where ``head.negatives`` is 0.
 
     Raises:
-        ConfigError: ``head.negatives`` asks for them, but there are none.
+        ConfigError: they are asked for, but the features are embeddings or the corpus cannot give them.
     """
     if config.head.negatives == 0.0:
         return None
-    raise ConfigError(
-        f"head.negatives={config.head.negatives}: corpus {corpus.name} has no known negatives; use head.negatives=0."
-    )
+    if similarities is None:
+        raise ConfigError(
+            f"head.negatives={config.head.negatives}: known negatives are for features=similarity; "
+            "use head.negatives=0."
+        )
+    from bcs_lab.negatives import compare_negatives, negative_rows
+
+    items, pairs = compare_negatives(corpus, similarities, lambda made: compare(made, config.encoder, store)[1])
+    teachers = select_teachers(corpus.teachers, config.teachers)
+    targets = consensus(teacher_answers(corpus.answers, corpus.teachers, teachers))
+    return negative_rows(items, pairs, targets, split.indices("train"), corpus.protocol, config.head.negatives)
 
 
 def with_targets(corpus: Corpus, teachers: Sequence[str]) -> Corpus:
@@ -286,28 +333,37 @@ def with_targets(corpus: Corpus, teachers: Sequence[str]) -> Corpus:
     return kept
 
 
-def divide(corpus: Corpus, config: TrainConfig) -> Split:
-    """The split of the settings, over the corpus as it stands."""
+def divide(corpus: Corpus, config: TrainConfig) -> Split | Folds:
+    """The split of the settings, or all its folds, over the corpus as it stands."""
+    wanted = config.split
+    if not isinstance(wanted.fold, int):
+        return make_folds(corpus.pairs, wanted.folds, wanted.seed, wanted.train_pairs)
     return make_split(
         corpus.pairs,
-        config.split.scheme,
-        fractions=config.split.fractions,
-        seed=config.split.seed,
-        folds=config.split.folds,
-        fold=config.split.fold,
+        wanted.scheme,
+        fractions=wanted.fractions,
+        seed=wanted.seed,
+        folds=wanted.folds,
+        fold=wanted.fold,
+        train_pairs=wanted.train_pairs,
     )
 
 
 def _announce(
-    corpus: Corpus, teachers: Sequence[str], split: Split, embeddings: Sequence[PairEmbeddings], config: TrainConfig
+    corpus: Corpus,
+    teachers: Sequence[str],
+    split: Split | Folds,
+    embeddings: Sequence[PairEmbeddings],
+    config: TrainConfig,
 ) -> None:
     counts = split.counts()
     log.info(
-        "corpus %s: %d pairs, %d concepts; split %s: %d train, %d val, %d test; teachers %s%s",
+        "corpus %s: %d pairs, %d concepts; split %s%s: %d train, %d val, %d test; teachers %s%s",
         corpus.name,
         len(corpus),
         corpus.pairs["concept"].map(concept_key).nunique(),
-        split.scheme,
+        config.split.scheme,
+        "" if isinstance(split, Split) else f", {len(split.splits)} folds",
         *(counts[part] for part in ("train", "val", "test")),
         ", ".join(teachers),
         " (simulated)" if corpus.simulated_teachers else "",

@@ -43,6 +43,8 @@ __all__ = ["ALIASES", "LABEL_KEYS", "MAX_CHARACTERS", "ParsedResponse", "parse_r
 MAX_CHARACTERS = 400_000
 #: How often a text inside a text is read.
 MAX_LAYERS = 3
+#: A longer object is no quotation inside a sentence.
+MAX_QUOTED = 60
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def parse_response(
         for segment in segments:
             search.text(segment)
         found = search.verdicts
-        if any(verdict.question not in asked for verdict in found):
+        if search.strays or any(verdict.question not in asked for verdict in found):
             # The reply answers more than was asked, so what names no question may be about any.
             found = [verdict for verdict in found if not verdict.unnamed]
         notes += search.problems()
@@ -227,6 +229,7 @@ _ESCAPED = re.compile(r"[{\[](?:\s|\\[nrt]|[{\[]){0,40}\\{1,8}[\"']")
 #: What looks like the id of a question, of this protocol or another.
 _IDENTITY = re.compile(r"[a-z]{1,3} ?\d{1,3}(?![^\W_])")
 _FENCE = re.compile(r"```\w*\s*\Z")
+_GOES_ON = re.compile(r"\s*[,，}\]]")
 #: A word before an object, but for those that announce one.
 _SENTENCE_BEFORE = re.compile(
     r"(?:(?<=[^\W_])(?<!json)(?<!answer)(?<!answers)(?<!output)(?<!response)(?<!reply)|(?<![}\])])[,(])"
@@ -311,11 +314,15 @@ class _Search:
             self.read += 1
             if node.state == "broken" and not self.broken:
                 self.broken = text[reader.at : reader.at + 60]
-            after = node.state == "closed" and _SENTENCE_AFTER.match(text, reader.at)
-            if after or _SENTENCE_BEFORE.search(text, max(0, start - 60), start):
+            if _is_quoted(text, start, reader.at):
                 self.others.append("an object in the middle of a sentence is not an answer")
             else:
-                self.visit(node, place or self.before(text, start), layer)
+                self.visit(node, place or self.around(text, start, reader.at), layer)
+
+    def around(self, text: str, start: int, end: int) -> _Place:
+        """The place of an object in prose; what goes on after it as in an object has lost its beginning."""
+        place = self.before(text, start)
+        return replace(place, free=False) if _GOES_ON.match(text, end) else place
 
     def before(self, text: str, start: int) -> _Place:
         """What the line before an object says: ``"P3": {…}`` after a break, or ``P3:`` as its heading."""
@@ -401,7 +408,8 @@ class _Search:
             below = self.below(place, key, words, meant)
             if meant is not None and isinstance(value, (Text, Bare)):
                 if not (isinstance(value, Text) and self.inner(value, below, layer)):
-                    self.flat(node, meant, value, below, entry=entry)
+                    inside = entry or place.question not in (None, meant.question)
+                    self.flat(node, meant, value, below, inside=inside)
                 continue
             self.visit(value, below, layer)
             if isinstance(value, (Text, Bare)) and not entry and not below.kind and words not in WRAPPERS:
@@ -425,12 +433,12 @@ class _Search:
         kind = "rationale" if words in RATIONALE_KEYS else "number" if words in NUMBERS else place.kind
         return replace(place, free=place.free and words in WRAPPERS, kind=kind, key=key)
 
-    def flat(self, node: Pairs, meant: Meant, value: Text | Bare, place: _Place, *, entry: bool) -> None:
+    def flat(self, node: Pairs, meant: Meant, value: Text | Bare, place: _Place, *, inside: bool) -> None:
         """``"P1": "yes"``."""
         if place.kind:
             return
-        if entry:
-            # Inside an answer it is not clear whose it is.
+        if inside:
+            # Inside the answer to another question it is not clear whose it is.
             self.verdicts.append(_Verdict(meant.question, None, f"{value.text} inside another answer"))
             return
         reason = ""
@@ -520,6 +528,13 @@ def _scalars(value: Node) -> list[Text | Bare]:
     if isinstance(value, Items) and not any(isinstance(item, (Pairs, Items)) for item in value.items):
         return [Bare("a list")]
     return []
+
+
+def _is_quoted(text: str, start: int, end: int) -> bool:
+    """Whether a short object stands in the middle of a sentence."""
+    if end - start > MAX_QUOTED:
+        return False
+    return bool(_SENTENCE_BEFORE.search(text, max(0, start - 60), start) or _SENTENCE_AFTER.match(text, end))
 
 
 def _is_short(text: str) -> bool:

@@ -35,9 +35,10 @@ PROTOCOL_FILE = "protocol.yaml"
 #: Names of columns in the tables that also have one column a question.
 RESERVED = frozenset(
     {
-        "pair_id", "part", "method", "subject", "concept", "rank", "candidate", "reference", "reconstruction",
-        "reference_path", "reconstruction_path", "t_pas", "t_sas", "question", "answer", "answers", "rationale",
-        "reasoning", "reason", "teacher", "familiarity", "cosine", "regime", "path",
+        "pair_id", "split", "method", "subject", "concept", "rank", "candidate", "reference", "reconstruction",
+        "reference_path", "reconstruction_path", "t_pas", "t_sas", "t_pas_std", "t_sas_std", "t_pas_lo", "t_pas_hi",
+        "t_sas_lo", "t_sas_hi", "regime", "ood", "simulated_teachers", "question", "answer", "answers", "rationale",
+        "reasoning", "reason", "teacher",
     }
 )  # fmt: skip
 
@@ -55,6 +56,7 @@ class Question:
         penalised: deviations that must.
         examples: pairs of an answer and a case that deserves it.
         aliases: other spellings of the key under which a reply may answer it.
+        alone: whether it asks about the reconstruction alone, whatever the reference.
     """
 
     id: str
@@ -65,6 +67,7 @@ class Question:
     penalised: tuple[str, ...] = ()
     examples: tuple[tuple[str, str], ...] = ()
     aliases: tuple[str, ...] = ()
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,8 @@ def protocol_values(protocol: Protocol) -> dict[str, Any]:
             item["examples"] = [{"label": label, "text": text} for label, text in question.examples]
         if question.aliases:
             item["aliases"] = list(question.aliases)
+        if question.alone:
+            item["alone"] = True
         questions.append(item)
     values: dict[str, Any] = {"name": protocol.name}
     if protocol.system:
@@ -314,7 +319,7 @@ def _questions(check: _Check, given: Any, levels: Mapping[str, float], *, missin
             key,
             item,
             required=("id", "group", "name"),
-            optional=("criterion", "tolerated", "penalised", "examples", "aliases"),
+            optional=("criterion", "tolerated", "penalised", "examples", "aliases", "alone"),
         )
         identity = check.text(f"{key}.id", item.get("id"), missing="id" not in item)
         if identity and not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,31}", identity):
@@ -341,7 +346,10 @@ def _questions(check: _Check, given: Any, levels: Mapping[str, float], *, missin
             check.texts(f"{key}.penalised", item.get("penalised", [])),
             tuple(examples),
             check.texts(f"{key}.aliases", item.get("aliases", [])),
+            item.get("alone", False) is True,
         )
+        if not isinstance(item.get("alone", False), bool):
+            check.add(f"{key}.alone", f"expected true or false, got {item['alone']!r}")
         for part, text in (
             ("id", question.id),
             ("name", question.name),

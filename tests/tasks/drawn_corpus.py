@@ -9,15 +9,21 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from bcs_lab.teachers.protocol import BCS12
+from bcs_lab.teachers.protocol import BCS12, Protocol, protocol_text
 
 LEVELS = ("no", "somewhat", "yes")
 
 
 def draw_corpus(
-    root: Path, *, concepts: int = 12, per_concept: int = 2, teachers: tuple[str, ...] = ("a", "b", "c", "d")
+    root: Path,
+    *,
+    concepts: int = 12,
+    per_concept: int = 2,
+    teachers: tuple[str, ...] = ("a", "b", "c", "d"),
+    protocol: Protocol = BCS12,
 ) -> Path:
     """A manifest corpus of coloured gratings; the reconstruction is the reference with noise, and answers follow it."""
+    levels = {score: label for label, score in protocol.levels.items()}
     generator = np.random.default_rng(0)
     images = root / "images"
     images.mkdir(parents=True)
@@ -36,10 +42,10 @@ def draw_corpus(
             rows.append([pair, f"m{candidate}", f"sub-0{concept % 3}", f"c{concept}", "1", str(candidate)])
             rows[-1] += [f"images/ref{concept}.png", f"images/{name}"]
             for teacher in teachers:
-                value = np.clip(1 - noise + generator.normal(0, 0.15, 12), 0, 0.999)
+                value = np.clip(1 - noise + generator.normal(0, 0.15, len(protocol.ids)), 0, 0.999)
                 given = {
-                    question: {"answer": LEVELS[int(3 * v)], "reasoning": "seen"}
-                    for question, v in zip(BCS12.ids, value, strict=True)
+                    question: {"answer": levels[int(3 * v) / 2], "reasoning": "seen"}
+                    for question, v in zip(protocol.ids, value, strict=True)
                 }
                 answers[teacher].append({"pair_id": pair, "answers": given})
     header = "pair_id,method,subject,concept,rank,candidate,reference_path,reconstruction_path"
@@ -48,6 +54,8 @@ def draw_corpus(
     for teacher, records in answers.items():
         text = "\n".join(json.dumps(record) for record in records) + "\n"
         (root / "annotations" / f"{teacher}.jsonl").write_text(text)
+    if protocol is not BCS12:
+        (root / "protocol.yaml").write_text(protocol_text(protocol), encoding="utf-8")
     return root
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from drawn_corpus import draw_corpus
 
+from bcs_lab.consensus import consensus
 from bcs_lab.corpus import Corpus, load_corpus, load_image
 from bcs_lab.corpus.bundle import bundle_differences, read_bundle, write_bundle
 from bcs_lab.corpus.schema import ShippedNegatives
@@ -20,7 +21,6 @@ from bcs_lab.negatives import ANSWERS, beside, compare_negatives, negative_pairs
 from bcs_lab.similarity import load_describer, pair_similarities, similarity_matrix
 from bcs_lab.similarity.pairs import PairSimilarities
 from bcs_lab.split import concept_key
-from bcs_lab.teachers.protocol import Protocol, Question
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +75,22 @@ def test_values_are_those_of_the_images(pictures: Corpus) -> None:
 def test_only_those_inside_the_training_part_are_learned_from(pictures: Corpus) -> None:
     items, pairs = compare_negatives(pictures, lowlevel(pictures), lowlevel)
     train = np.arange(0, len(pictures), 2)
-    rows = negative_rows(items, pairs, train, pictures.protocol, 0.3)
+    targets = consensus(pictures.answers)
+    rows = negative_rows(items, pairs, targets, train, pictures.protocol, 0.3)
     kept = [set(pair) <= set(train.tolist()) for pair in pairs.tolist()]
     assert 0 < len(rows.x) == sum(kept) < len(pairs)
     assert np.array_equal(rows.x, items[0].values[kept])
-    assert np.allclose(rows.weight, 0.3)
-    assert rows.y[0].tolist() == pytest.approx([ANSWERS[question.group] for question in pictures.protocol.questions])
+    own = pictures.protocol.ids.index("P5")  # artifacts are the reconstruction's own
+    assert np.array_equal(rows.y[:, own], targets[pairs[kept, 1], own], equal_nan=True)
+    others = [column for column in range(12) if column != own]
+    expected = [ANSWERS[pictures.protocol.questions[column].group] for column in others]
+    assert np.allclose(rows.y[:, others], expected)
+    assert np.allclose(rows.weight[:, others], 0.3)
 
-    other = Protocol("other", (Question("A", "perceptual", "a"), Question("B", "affect", "b")))
-    rows = negative_rows(items, pairs, train, other, 0.3)
-    assert np.isnan(rows.y[:, 1]).all()
-    assert (rows.weight[:, 1] == 0).all()
+    unanswered = np.full_like(targets, np.nan)
+    rows = negative_rows(items, pairs, unanswered, train, pictures.protocol, 0.3)
+    assert np.isnan(rows.y[:, own]).all()
+    assert (rows.weight[:, own] == 0).all()
 
 
 def test_they_travel_in_a_bundle_and_stay_with_their_pairs(pictures: Corpus, tmp_path: Path) -> None:

@@ -382,7 +382,7 @@ def test_a_killed_training_of_fitted_heads_goes_on(
         (("head=similarity_mlp", "features=embedding"), "head=similarity_mlp works on features=similarity"),
         (("head=trees", "head.monotone=true", "features=embedding"), "choose features=similarity"),
         (("head=ridge", "head.alpha=-1"), "head.alpha=-1"),
-        (("head=ridge", "head.negatives=0.5"), "head.negatives=0.5"),
+        (("head=ridge", "head.negatives=0.5", "features=embedding"), "head.negatives=0.5"),
         (("head=ridge", "head.negatives=-1"), "head.negatives"),
         (("features.kind=pixels",), "features.kind"),
     ],

@@ -277,7 +277,9 @@ def test_one_question_need_not_be_named() -> None:
         '{"P5 and P6": "yes"}', '{"P55": "yes"}', '{"P5.1": "yes"}', '{"answer": "<think>yes</think>"}',
         '<think>I see {"answer": "yes"}', '{"answer": "ye<think>no</think>s"}', '{"rationales": {"P5": "yes"}}',
         '{"scores": {"P5": "yes"}}', '{"yes": ["P5", "P6"], "no": ["P1"]}', '{"P5": "yes" or "somewhat"}',
-        '{"P5": "yes" / "no"}', '{"P5": "yes" "no"}', '{"P5": yes or no}', '["yes", "It is clean."]',
+        '</think> {"answer": "yes"}, "S6": {"answer": "no"}}', '{"answer": "yes"} {"P9": {"answer": "no"}}',
+        '{"answer": "yes"}]}', '{"P5": "yes" / "no"}', '{"P5": "yes" "no"}', '{"P5": yes or no}',
+        '["yes", "It is clean."]', '{"S1": {"reason": "x", "P5answer": "yes"}}',
     ],
 )  # fmt: skip
 def test_no_answer_to_the_question(text: str) -> None:

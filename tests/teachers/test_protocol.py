@@ -122,7 +122,7 @@ def test_from_a_config(tmp_path: Path) -> None:
 def test_composed_by_hydra(tmp_path: Path) -> None:
     def composed(*overrides: str) -> dict[str, Any]:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            return resolve(compose("annotate", list(overrides)))["protocol"]
+            return resolve(compose("annotate", ["corpus=demo", *overrides]))["protocol"]
 
     assert protocol_from(composed()) == protocol_from(composed("protocol=bcs12")) == BCS12
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(SMALL), encoding="utf-8")
