@@ -524,7 +524,7 @@ class ProbeConfig(Section):
     """Which references the degradation probe degrades."""
 
     images: PositiveInt | None = 200
-    network_images: PositiveInt | None = 64
+    network_images: PositiveInt | None = 32
     seed: Seed = 0
 
 
@@ -550,7 +550,7 @@ class AuditConfig(Section):
     pairs: PositiveInt = 4
     compat: Literal["correct", "reference"] = "correct"
     model: str = "bcs-lite"
-    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    options: dict[str, dict[str, Any]] | None = None
     device: str = "auto"
     workers: PositiveInt | None = None
     degradation: ProbeConfig = Field(default_factory=ProbeConfig)

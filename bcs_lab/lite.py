@@ -202,6 +202,7 @@ def _ensemble(
         "pairs": n,
         "concepts": len(set(concepts.tolist())),
         "counts": {"train": n},
+        "negatives": float(head.get("negatives", 0.0)),
         "bcs_lab": __version__,
     }
     return ensemble

@@ -50,7 +50,7 @@ def _stand_ins(ensemble: Ensemble) -> str:
 def _facts(ensemble: Ensemble, encoders: str) -> str:
     known = ensemble.provenance
     counts = known.get("counts") or {}
-    negatives = float(ensemble.head.get("negatives") or 0.0)
+    negatives = float(known.get("negatives") or 0.0)
     trained = ", ".join(f"{counts[part]} {part}" for part in ("train", "val", "test") if part in counts)
     facts = {
         "identity": ensemble.digest,

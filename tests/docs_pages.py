@@ -17,6 +17,7 @@ QUICK = {
     "corpus show": ("n=2",),
     "score": ("bootstrap.resamples=100",),
     "agreement": ("bootstrap.resamples=100", "rationales.items=20"),
+    "audit": ("bootstrap.resamples=100", "degradation.images=2", "captions=none"),
     "study analyze": ("bootstrap.resamples=100",),
 }
 

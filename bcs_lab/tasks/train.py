@@ -236,6 +236,8 @@ def train(
     )
     scores = Scores.of(members, ensemble, targets, split)
     coverage = calibrate(ensemble, scores, embeddings, corpus)
+    if config.head.negatives:
+        ensemble.provenance["negatives"] = config.head.negatives
     metrics = {
         **evaluate_parts(scores, members, embeddings, corpus, config),
         **used,
