@@ -537,7 +537,7 @@ class SentencesConfig(Section):
 
 
 class AuditConfig(Section):
-    """Settings of ``bcs audit``; ``metrics`` is ``all``, ``list`` or names, ``captions`` is ``auto``, ``none`` or a file."""
+    """Settings of ``bcs audit``; ``metrics``: ``all``, ``list``, names; ``captions``: ``auto``, ``none``, a file."""
 
     corpus: CorpusConfig
     metrics: Literal["all", "list"] | Names = "all"

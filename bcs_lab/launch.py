@@ -47,7 +47,7 @@ RECORD = "run.json"
 #: Settings that do not change a result, so that a finished job is recognised whatever they are.
 _IRRELEVANT = ("force", "logger", "store", "workers")
 #: Settings that name input files or folders, beside those of the corpus.
-INPUTS = ("model", "reference", "reconstruction", "run", "scores", "study", "ratings")
+INPUTS = ("model", "reference", "reconstruction", "run", "scores", "study", "ratings", "captions")
 _DISK_ERRORS = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS),
     *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG),
