@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -270,7 +271,9 @@ def _stream(jobs: Sequence[_Fold], workers: int) -> Iterator[Iterator[tuple[int,
     from joblib import Parallel, delayed, parallel_config
 
     # The processes stay for the next job of a sweep, which then need not start any.
-    with parallel_config(backend="loky", n_jobs=workers, inner_max_num_threads=1):
+    with parallel_config(backend="loky", n_jobs=workers, inner_max_num_threads=1), warnings.catch_warnings():
+        # One that has grown is replaced by a fresh one, which takes seconds and changes no number.
+        warnings.filterwarnings("ignore", message="A worker stopped while some jobs")
         yield Parallel(return_as="generator_unordered")(delayed(_numbered)(job) for job in enumerate(jobs))
 
 

@@ -58,7 +58,8 @@ class Say:
         status: of HTTP; any other than 200 sends ``text`` as the error's message.
         headers: beside the usual ones.
         wait_s: before anything is sent.
-        fault: ``drop`` closes the connection unanswered, ``torn`` in the middle of the answer, ``garbage`` sends HTML.
+        fault: ``drop`` closes the connection unanswered, ``torn`` in the middle of the answer, ``garbage`` sends HTML,
+            ``deep`` JSON nested beyond reading, ``long`` megabytes, ``drip`` a byte now and then.
         finish: why the model stopped.
     """
 
@@ -143,8 +144,8 @@ class ChatServer:
             handler.close_connection = True
             return
         data = json.dumps(self._value(call, say)).encode()
-        if say.fault == "garbage":
-            data = b"<html>Bad gateway</html>"
+        faults = {"garbage": b"<html>Bad gateway</html>", "deep": b"[" * 200_000, "long": b" " * 5 * 2**20}
+        data = faults.get(say.fault, data)
         handler.send_response(say.status)
         for name, value in {"Content-Type": "application/json", **say.headers}.items():
             handler.send_header(name, value)
@@ -153,6 +154,11 @@ class ChatServer:
         if say.fault == "torn":
             data = data[: len(data) // 2]
             handler.close_connection = True
+        if say.fault == "drip":
+            for position in range(len(data)):
+                handler.wfile.write(data[position : position + 1])
+                time.sleep(0.1)
+            return
         handler.wfile.write(data)
 
     def _value(self, call: Call, say: Say) -> dict[str, Any]:

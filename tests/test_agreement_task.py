@@ -186,3 +186,25 @@ def test_what_is_refused(bcs: Callable[..., int], drawn: Path, capsys: pytest.Ca
     assert bcs(*corpus, "teachers=[a,b]", "out=agree") == 2
     assert "holds no answer of a, b" in capsys.readouterr().err
     assert not Path("agree/agreement.json").exists()
+
+
+def test_a_pair_that_nobody_could_answer_is_counted(bcs: Callable[..., int], drawn: Path) -> None:
+    def silence(record: dict[str, Any]) -> None:
+        if record["pair_id"] == "p01_0":
+            record["answers"] = dict.fromkeys(record["answers"])
+
+    for path in (drawn / "annotations").iterdir():
+        rewrite(path, silence)
+    assert bcs("corpus=manifest", f"corpus.root={drawn}", "out=agree", *QUICK) == 0
+    result = strict(Path("agree") / "agreement.json")
+    assert result["n_pairs"] == 15
+    assert result["used"]["corpus_pairs"] == 16
+
+
+def test_a_corpus_without_annotations_is_refused(
+    bcs: Callable[..., int], drawn: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (drawn / "annotations").iterdir():
+        path.unlink()
+    assert bcs("corpus=manifest", f"corpus.root={drawn}", *QUICK) == 2
+    assert "has no annotations" in capsys.readouterr().err

@@ -165,6 +165,24 @@ FAULTS = {
 }
 
 
+def test_a_reply_that_trickles_in_ends_by_the_time_out(images: list[Path]) -> None:
+    with serving(lambda call: Say(fault="drip")) as server:
+        started = time.monotonic()
+        (reply,) = ask(backend(server.url, timeout_s=0.5, retries=0), requests(images))
+    assert time.monotonic() - started < 5
+    assert reply.text is None
+    assert reply.retriable
+    assert "no reply within 0.5 s" in str(reply.error)
+
+
+@pytest.mark.parametrize(("fault", "words"), [("deep", "expected a chat completion"), ("long", "more than 4 MiB")])
+def test_a_reply_that_cannot_be_read_costs_one_pair(fault: str, words: str, images: list[Path]) -> None:
+    with serving(lambda call: Say(fault=fault) if call.number == 0 else good(call)) as server:
+        replies = ask(backend(server.url, retries=0, concurrency=1), requests(images, 2))
+    assert words in str(replies[0].error)
+    assert replies[1].text
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_passing_faults_are_got_over(fault: str, images: list[Path]) -> None:
     def reply(call: Call) -> Say:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -54,10 +55,11 @@ def quality_figure(study: LabelStudy) -> Figure:
             for axes, (column, (_, name)) in zip(panels[row], AXES.items(), strict=True):
                 axes.set_ylim(*limits)
                 names = _levels(axes, study.cosines[column].get(group, {}))
+                below: Counter[int] = Counter()
                 for index, recipe in enumerate(recipes):
                     cells = study.quality[column].get((group, recipe))
                     if cells:
-                        names += _line(axes, study.sizes, cells, recipe, index, len(recipes))
+                        names += _line(axes, study.sizes, cells, recipe, index, len(recipes), below)
                 _scale(axes, study)
                 _write(axes, names, max(study.sizes))
                 axes.set_title(f"{name} · {group}")
@@ -92,7 +94,13 @@ def _range(study: LabelStudy) -> tuple[float, float]:
 
 
 def _line(
-    axes: Axes, sizes: Sequence[int], cells: Mapping[int, Quality], recipe: str, index: int, count: int
+    axes: Axes,
+    sizes: Sequence[int],
+    cells: Mapping[int, Quality],
+    recipe: str,
+    index: int,
+    count: int,
+    below: Counter[int],
 ) -> list[_Name]:
     known = {size: value for size in sizes if size in cells and (value := cells[size].value) is not None}
     if not known:
@@ -107,8 +115,10 @@ def _line(
         if value < low:
             edge = low + 0.015 * (high - low)
             axes.plot([x[size]], [edge], marker="v", ms=6, color=colour, zorder=4)
+            place = 3 + 9 * below[size]  # one above the other
+            below[size] += 1
             axes.annotate(
-                f"{value:.2f}", (x[size], edge), (5, 3), textcoords="offset points", fontsize=7.5, color=colour
+                f"{value:.2f}", (x[size], edge), (6, place), textcoords="offset points", fontsize=7.5, color=colour
             )
     axes.plot(
         list(x.values()), list(known.values()), color=colour, ls=style, lw=1.8,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bcs_lab.config import AgreementConfig, RationalesConfig, absolute, parse
 from bcs_lab.consensus import select_teachers, teacher_answers
-from bcs_lab.errors import EncoderError
+from bcs_lab.errors import CorpusError, EncoderError
 from bcs_lab.files import check_writable, write_json, write_text
 from bcs_lab.tasks.inputs import open_corpus, open_store, report_skipped
 
@@ -32,7 +32,13 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     config = parse(AgreementConfig, values)
     target = absolute(config.out, start) or out
     check_writable(target / RESULT, "out")
-    corpus = open_corpus(config.corpus, start, need_images=False)
+    # A pair that no teacher could answer is counted, not refused.
+    corpus = open_corpus(config.corpus, start, need_images=False, need_answers=False)
+    if not corpus.teachers:
+        raise CorpusError(
+            f"corpus {corpus.name} has no annotations; expected annotations/TEACHER.jsonl in its folder, or "
+            "corpus.annotations=DIR. bcs annotate writes them."
+        )
     report_skipped(corpus, out)
     teachers = select_teachers(corpus.teachers, config.teachers)
 

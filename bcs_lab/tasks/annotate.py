@@ -7,7 +7,8 @@ import io
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     missing = left(outcome)
     if missing:
         write_text(out / "left.csv", _left_table(missing))
-        log.error("%s", advice(summary, outcome, config, out / "left.csv"))
+        log.error("%s", advice(summary, outcome, config, missing, out / "left.csv"))
     if outcome.stopped:
         log.error("stopped: %s", outcome.stopped)
     print("\n".join(f"Written: {path}" for path in (job.annotations, job.summary) if path.exists()))
@@ -222,7 +223,13 @@ def _took(summary: Mapping[str, Any]) -> str:
     return f"{summary['valid_pairs']:,} of {summary['pairs']:,} pairs valid; " + ", ".join(parts)
 
 
-def advice(summary: Mapping[str, Any], outcome: Outcome, config: AnnotateConfig, path: Path) -> str:
+def advice(
+    summary: Mapping[str, Any],
+    outcome: Outcome,
+    config: AnnotateConfig,
+    missing: Sequence[tuple[str, str, str]],
+    path: Path,
+) -> str:
     """How many pairs are left, why, and what helps."""
     counts = summary["left"]
     lines = [f"{sum(counts.values()):,} of {summary['pairs']:,} pairs have no full set of answers; each is in {path}"]
@@ -243,8 +250,13 @@ def advice(summary: Mapping[str, Any], outcome: Outcome, config: AnnotateConfig,
             )
         lines.append(text)
     if counts["no_reply"]:
+        reasons = Counter(reason for _, left, reason in missing if left == "no_reply")
+        reason, times = reasons.most_common(1)[0] if reasons else ("", 0)
+        lasting = re.search(r"HTTP 4(?!08|25|29)\d\d|expected a chat completion", reason)
         lines.append(
-            f"  {counts['no_reply']:,} got no reply (the reasons are in the file): start the same command again"
+            f"  {counts['no_reply']:,} got no reply (most often, {times:,} times: {reason}): "
+            + ("see to that first, then start" if lasting else "start")
+            + " the same command again"
         )
     if counts["broken_image"]:
         lines.append(f"  {counts['broken_image']:,} have a broken image: mend it and start the same command again")

@@ -9,6 +9,7 @@ killed run did not finish, and is cut off before anything is appended.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -265,12 +266,17 @@ def _line(number: int, offset: int, line: bytes) -> Line:
         return Line(number, offset, None, "no JSON object")
     if record.get("kind") == REPLY:
         wrong = [key for key, kinds in _REPLY.items() if not isinstance(record.get(key), kinds)]
-        wrong += [key for key in _NUMBERS if not isinstance(record.get(key), (int, float, type(None)))]
+        wrong += [key for key in _NUMBERS if not _number(record.get(key))]
         if wrong:
             return Line(number, offset, None, f"a reply with missing or wrong {', '.join(wrong)}")
     elif record.get("kind") not in (HEADER, END):
         return Line(number, offset, None, f"a record of unknown kind {record.get('kind')!r}")
     return Line(number, offset, record)
+
+
+def _number(value: Any) -> bool:
+    """Whether it is a finite number, or missing."""
+    return value is None or (isinstance(value, (int, float)) and math.isfinite(value))
 
 
 _REPLY: Mapping[str, type | tuple[type, ...]] = {

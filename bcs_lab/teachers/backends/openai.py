@@ -45,6 +45,8 @@ REFUSING = frozenset({400, 415, 422, 501})
 #: Longest wait between two tries, in seconds: grown by ourselves, and asked for by the server.
 MAX_BACKOFF, MAX_RETRY_AFTER = 60.0, 600.0
 CONNECT_S = 10.0
+#: Longest body in bytes; twelve rationales take a few thousand.
+MAX_REPLY = 4 * 2**20
 #: Fields of a request that are ours to fill.
 OURS = frozenset({"model", "messages", "response_format", "stream", "n", "max_tokens", "max_completion_tokens"})
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -282,7 +284,9 @@ class OpenAIBackend:
                 timeout=(CONNECT_S, self._config.timeout_s),
                 auth=self._authorise,
                 allow_redirects=False,
+                stream=True,
             )
+            self._load(response)
         except requests.exceptions.SSLError as error:
             raise TeacherError(
                 f"{self._url}: no secure connection ({self._clean(str(error))}); name the certificates to trust in "
@@ -296,16 +300,36 @@ class OpenAIBackend:
             return Reply(None, error=f"damaged answer ({self._clean(str(error))})", retriable=True), None, None
         except (requests.exceptions.RequestException, ValueError) as error:
             raise TeacherError(f"{self._url}: cannot be called ({self._clean(str(error))})") from None
+        except _TooLong:
+            return Reply(None, error=f"a reply of more than {MAX_REPLY / 2**20:g} MiB"), None, None
         if response.status_code == 200:
             return self._read(response), 200, None
         return self._refusal(response), response.status_code, _retry_after(response.headers.get("Retry-After"))
+
+    def _load(self, response: requests.Response) -> None:
+        """Read the body, which may neither take longer than a call may nor grow without end."""
+        import requests
+
+        deadline = time.monotonic() + self._config.timeout_s
+        parts, size = [], 0
+        # As the bytes come: else a server that sends one now and then would hold the call for ever.
+        for part in _arriving(response):
+            parts.append(part)
+            size += len(part)
+            if size > MAX_REPLY:
+                response.close()
+                raise _TooLong
+            if time.monotonic() > deadline:
+                response.close()
+                raise requests.exceptions.ReadTimeout
+        response._content = b"".join(parts)
 
     def _read(self, response: requests.Response) -> Reply:
         try:
             value = response.json()
             choice = value["choices"][0]
             content = choice["message"].get("content")
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             start = self._clean(response.text[:120])
             return Reply(None, error=f"expected a chat completion, found {start!r}", retriable=True)
         if isinstance(content, list):
@@ -345,7 +369,7 @@ class OpenAIBackend:
 
     def _said(self, response: requests.Response) -> str:
         text = response.text
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             value = response.json()
             if isinstance(value, dict):
                 error = value.get("error") or value.get("detail") or value.get("message") or value
@@ -373,6 +397,27 @@ class OpenAIBackend:
         if self._key:
             request.headers["Authorization"] = f"Bearer {self._key}"
         return request
+
+
+class _TooLong(Exception):
+    """A reply that no model of ours would give."""
+
+
+def _arriving(response: requests.Response) -> Iterator[bytes]:
+    """The decoded body in the pieces in which it comes; errors as those of ``requests``."""
+    import requests
+    import urllib3
+
+    raw = response.raw
+    try:
+        while part := raw.read1(65536, decode_content=True):
+            yield part
+    except urllib3.exceptions.ReadTimeoutError as error:
+        raise requests.exceptions.ReadTimeout(error) from None
+    except urllib3.exceptions.DecodeError as error:
+        raise requests.exceptions.ContentDecodingError(error) from None
+    except urllib3.exceptions.HTTPError as error:
+        raise requests.exceptions.ChunkedEncodingError(error) from None
 
 
 def check_base_url(url: str | None) -> str:
