@@ -32,7 +32,7 @@ class Task:
 PATHS = frozenset(
     {
         "model", "reference", "reconstruction", "out", "path", "run", "scores", "study", "ratings", "store", "card",
-        "questions", "captions", "teacher.model", "corpus.root", "corpus.annotations", "corpus.images", "corpus.cache",
+        "questions", "captions", "corpus.root", "corpus.annotations", "corpus.images", "corpus.cache",
         "protocol.path", "backend.raw", "teacher.model", "rationales.model", "sentences.model",
     }
 )  # fmt: skip

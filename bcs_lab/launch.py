@@ -135,13 +135,16 @@ def quoted(override: str, *, sweep: bool = False) -> str:
         override: ``key=value`` as typed.
         sweep: whether commas separate values, so that they are left alone.
 
+    >>> quoted("reference=Käse.png"), quoted("encoder.options.siglip.source=/x")
+    ("reference='Käse.png'", '++encoder.options.siglip.source=/x')
     >>> quoted("reference=my cat (1).png"), quoted("model=runs/a"), quoted("out='x y'"), quoted("encoder=siglip")
     ("reference='my cat (1).png'", 'model=runs/a', "out='x y'", 'encoder=siglip')
     """
     key, equals, value = override.partition("=")
     if key.startswith("encoder.options"):
         return f"++{override}"  # which encoders have options is not known beforehand
-    plain = re.fullmatch(r"[\w./@:%~+-]*" if not sweep else r"[\w./@:%~+,-]*", value)
+    # Hydra's grammar knows no letters beyond ASCII.
+    plain = re.fullmatch(r"[\w./@:%~+-]*" if not sweep else r"[\w./@:%~+,-]*", value, flags=re.ASCII)
     if not equals or key not in PATHS or plain or value[0] in "'\"$[":
         return override
     if sweep and "," in value:

@@ -10,7 +10,6 @@ What stands between ``<!-- NAME -->`` and ``<!-- end of NAME -->`` is replaced; 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
@@ -48,11 +47,11 @@ def main() -> int:
     text = arguments.page.read_text(encoding="utf-8")
     for item in arguments.sweeps:
         name, _, folder = item.partition("=")
-        block = re.compile(rf"<!-- {re.escape(name)} -->\n.*?(?=<!-- end of {re.escape(name)} -->)", re.DOTALL)
-        if len(block.findall(text)) != 1:
-            raise RunError(f"{arguments.page}: expected one block <!-- {name} --> … <!-- end of {name} -->")
+        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        if text.count(start) != 1 or text.count(end) != 1 or text.index(end) < text.index(start):
+            raise RunError(f"{arguments.page}: expected one block {start.strip()} … {end}")
         made = section(name, Path(folder), arguments.page.parent)
-        text = block.sub(lambda _, made=made: made, text)
+        text = text[: text.index(start)] + made + text[text.index(end) :]
     write_text(arguments.page, text)
     print(f"{arguments.page}: {', '.join(arguments.sweeps)}")
     return 0

@@ -333,7 +333,7 @@ def _page(rows: Sequence[Row], shared: str, notes: Sequence[str], study: LabelSt
         number=number,
         interval=interval,
         study=page_tables(study) if study else [],
-        study_notes=label_notes(study) if study else [],
+        study_notes=label_notes(study, "Blue") if study else [],
         curve=curve,
         figure=""
         if len(runs) > MOST_DOTS

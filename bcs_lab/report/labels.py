@@ -184,12 +184,12 @@ def best_of(study: LabelStudy, column: str) -> dict[int, float]:
     return out
 
 
-def notes(study: LabelStudy) -> list[str]:
-    """How to read the tables."""
+def notes(study: LabelStudy, best: str = "*") -> list[str]:
+    """How to read the tables; ``best`` is how the best of a column is marked."""
     how = "pooled over folds of whole concepts" if study.validated else "of one split"
     said = [
-        f"Spearman's ρ with the consensus on {study.pairs}, {how}; columns: pairs learned from. *: best of a column; "
-        "intervals: 95 %, whole concepts resampled.",
+        f"Spearman's ρ with the consensus on {study.pairs}, {how}; columns: pairs learned from. "
+        f"{best}: best of a column; intervals: 95 %, whole concepts resampled.",
     ]
     if study.opponents():
         said.append(
@@ -238,7 +238,7 @@ def markdown(study: LabelStudy) -> str:
                 shown = [_cell(quality, None), *["same"] * (len(study.sizes) - 1)]
                 body.append([escape_markdown(encoders), f"*{escape_markdown(cosine)}*", *shown])
         parts += [f"### {name}, Spearman's ρ\n", _markdown_table(head, body)]
-    parts.append("\n".join([*notes(study), ""]))
+    parts.append("\n".join([*notes(study, "Bold"), ""]))
     for opponent in study.opponents():
         for column, (_, name) in AXES.items():
             head = ["encoders", "recipe", *map(study.size_name, study.sizes)]

@@ -17,6 +17,11 @@ MAX_DEPTH = 24
 #: Longer keys are broken.
 MAX_KEY = 400
 
+#: More objects and lists are not read one after the other.
+MAX_READ = 5_000
+#: What stands for a value that the text ends in.
+CUT = "cut off"
+
 State = Literal["closed", "cut", "broken"]
 
 
@@ -99,11 +104,12 @@ class Reader:
         self.code = False
         # Looking ahead costs, and a hostile text could ask for it at every character.
         self._budget = 60 * len(text) + 10_000
+        self._reads = 0
 
     @property
     def exhausted(self) -> bool:
         """Whether the text is too tangled to be read on."""
-        return self._budget < 0
+        return self._budget < 0 or self._reads > MAX_READ
 
     def find(self) -> bool:
         """Move to the next opening bracket."""
@@ -116,6 +122,7 @@ class Reader:
     def read(self) -> Pairs | Items:
         """The object or list that opens here; what is broken is passed over up to the place that broke it."""
         self.code = False
+        self._reads += 1
         found: Pairs | Items = self._pairs(0) if self.text[self.at] == "{" else self._items(0)
         self.at = max(self.at, self.start + 1)
         return found
@@ -141,6 +148,8 @@ class Reader:
             if key is None:
                 return found
             node, found.state = self._value(depth, "object")
+            if node is None and found.state == "cut":
+                node = Bare(CUT)
             if node is not None:
                 found.pairs.append((key, node))
                 found.doubtful |= isinstance(node, Text) and node.doubtful
@@ -150,7 +159,7 @@ class Reader:
             if here is None:
                 # A word is only known to be complete by what follows it.
                 if isinstance(node, (Text, Bare)):
-                    found.pairs.pop()
+                    found.pairs[-1] = (key, Bare(CUT))
                 found.state = "cut"
                 return found
             # Between two entries a comma may be forgotten.

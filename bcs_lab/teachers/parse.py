@@ -5,42 +5,47 @@ way of writing an object that leaves no doubt is read: fences, prose around it, 
 trailing commas, typographic or unescaped quotes, JSON inside JSON, other spellings of a key. The rest is refused:
 prose, numbers, hedges, negations, echoes of the scale, answers cut short, and different answers to one question.
 
-What counts, in short:
+What counts, in short; ``docs/annotate.md`` has it in full:
 
 - An answer belongs to a question through a key (``"P1": …``), a field (``"question": "P1"``) or the head of a list
   (``["P1", "yes", …]``). If one question was asked, an object without any of these answers it.
-- A key is a question's id, its id followed by words of that question, its name, or one of its aliases; case, blanks and
-  punctuation do not matter. The label is in the field ``answer``, else in one of ``LABEL_KEYS``.
+- A key is a question's id, its id followed by words of its name or aliases, its name, or one of its aliases; case,
+  blanks and separators do not matter. Another key that holds the id contradicts the answer.
+- The label is in the field ``answer`` or one of ``LABEL_KEYS``. Any other field that holds a label, a truth value or the
+  score of another label makes it unclear.
+- Answers count at the top and below the keys in ``WRAPPERS``; elsewhere they can only contradict.
 - A label is one of the scale, or in the table ``ALIASES``; case, quotes and emphasis around it and one full stop do not
   matter.
 - An object must be closed. Of a reply that breaks off, what was closed before is kept.
-- Thinking is no part of the reply, whether it ends or not.
+- Thinking is no part of the reply, whether it ends or not; words around an object can make it doubtful, never an answer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from bcs_lab.teachers.literals import ANY_QUOTE, MAX_KEY, QUOTES, Bare, Items, Node, Pairs, Reader, Text, unescaped
 from bcs_lab.teachers.protocol import BCS12, Protocol, spelling
 from bcs_lab.teachers.spellings import (
     ALIASES,
+    DOUBTS,
     LABEL_KEYS,
     NUMBERS,
     QUESTION_KEYS,
     RATIONALE_KEYS,
-    WRAPPERS,
+    SCORES,
     Meant,
     Spellings,
     spellings,
+    wraps,
 )
 
 __all__ = ["ALIASES", "LABEL_KEYS", "MAX_CHARACTERS", "ParsedResponse", "parse_response"]
 
 #: Longer replies are refused unread; no teacher is allowed that many tokens.
-MAX_CHARACTERS = 400_000
+MAX_CHARACTERS = 100_000
 #: How often a text inside a text is read.
 MAX_LAYERS = 3
 #: A longer object is no quotation inside a sentence.
@@ -87,7 +92,8 @@ def parse_response(
         Answers, rationales and problems. Nothing that a model can write raises an error.
 
     Raises:
-        ValueError: ``questions`` holds an id that the protocol lacks.
+        TypeError: ``text`` is no text.
+        ValueError: ``questions`` holds an id that the protocol lacks, or one twice.
 
     Example:
         >>> found = parse_response('Sure! {"P4": {"rationale": "Both brown.", "answer": "Yes"}}', questions=("P4",))
@@ -96,10 +102,14 @@ def parse_response(
         >>> parse_response("No artifacts are left, so yes.", questions=("P5",)).answers
         {'P5': None}
     """
+    if text is not None and not isinstance(text, str):
+        raise TypeError(f"Expected `text` as a str or None but got {type(text).__name__}. Decode bytes as UTF-8 first.")
     asked = protocol.ids if questions is None else tuple(questions)
     unknown = ", ".join(repr(question) for question in asked if question not in protocol.ids)
     if unknown:
         raise ValueError(f"Expected `questions` among {', '.join(protocol.ids)} but got {unknown}.")
+    if len(set(asked)) < len(asked):
+        raise ValueError(f"Expected every id in `questions` once but got {', '.join(asked)}.")
     notes: list[str] = []
     found: list[_Verdict] = []
     if text is None or not text.strip():
@@ -112,7 +122,13 @@ def parse_response(
         search = _Search(spellings(protocol), asked[0] if len(asked) == 1 else None)
         for segment in segments:
             search.text(segment)
-        found = search.verdicts
+        found = [] if search.tangled else search.verdicts
+        if set(search.said) - {verdict.question for verdict in found if not verdict.weak}:
+            # The reply answers in prose; what objects it holds may be quotations.
+            notes.append("answers outside of objects are not read")
+            found = [replace(verdict, weak=True) for verdict in found]
+        if search.retracted:
+            found = [replace(verdict, weak=True) for verdict in found]
         if search.strays or any(verdict.question not in asked for verdict in found):
             # The reply answers more than was asked, so what names no question may be about any.
             found = [verdict for verdict in found if not verdict.unnamed]
@@ -185,12 +201,20 @@ def _short(text: str, limit: int = 60) -> str:
 
 # --- thinking is no part of the reply ---------------------------------------------------------------------------------
 
-_THINK = re.compile(
-    r"<\s*(?P<a>/?)\s*(?:think|thinking|thought|thoughts|reasoning|reflection|analysis|scratchpad)\s*>"
-    r"|◁\s*(?P<b>/?)\s*think\s*▷|\[(?P<c>/?)think\]|<\|(?P<d>begin|end)_of_thought\|>",
+#: A tag such as <think>, <seed:think>, <|END_THINKING|>, <inner_monologue> or ◁/think▷.
+_TAG = re.compile(
+    r"(?P<begin><\|channel>(?!\s*final))|(?P<end><channel\|>)|◁\s*(?P<b>/?)\s*think\s*▷|\[(?P<c>/?)think(?:ing)?\]"
+    r"|<\|?\s*(?P<a>/?)\s*(?P<name>[a-z][\w:.-]{0,40})[^<>{}\[\]]{0,100}>",
     re.IGNORECASE,
 )
-_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)[^<]{0,80}<\|message\|>")
+_THINKING = frozenset(
+    {
+        "think", "thinking", "thought", "thoughts", "reason", "reasons", "reasoning", "reflection", "reflect",
+        "analysis", "analyze", "analyse", "scratchpad", "rationale", "draft", "drafts", "monologue", "cot", "planning",
+        "plan", "deliberation", "deliberate", "internal", "inner", "ponder", "notes",
+    }
+)  # fmt: skip
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)[^<]{0,80}(?:<\|message\|>)?")
 
 
 def _without_thinking(text: str) -> tuple[list[str], str]:
@@ -205,8 +229,13 @@ def _without_thinking(text: str) -> tuple[list[str], str]:
         text = text[channels[-1].end() :]
     segments: list[str] = []
     depth = start = 0
-    for tag in _THINK.finditer(text):
-        ends = "/" in (tag["a"], tag["b"], tag["c"]) or (tag["d"] or "").lower() == "end"
+    for tag in _TAG.finditer(text):
+        words = spelling((tag["name"] or "").replace("_", " "))
+        if tag["name"] and not _THINKING & set(words):
+            continue
+        if text[max(0, tag.start() - 1) : tag.start()] in QUOTES and text[tag.end() : tag.end() + 1] in QUOTES:
+            continue  # a placeholder
+        ends = "/" in (tag["a"], tag["b"], tag["c"]) or "end" in words or tag["end"] is not None
         if not ends:
             if depth == 0:
                 segments.append(text[start : tag.start()])
@@ -226,6 +255,8 @@ def _without_thinking(text: str) -> tuple[list[str], str]:
 
 #: An object or list whose first quote is escaped.
 _ESCAPED = re.compile(r"[{\[](?:\s|\\[nrt]|[{\[]){0,40}\\{1,8}[\"']")
+#: A sign in a field's name that could deny it.
+_ODD_SIGN = re.compile(r"[^\w\s*_`\"'.:-]")
 #: What looks like the id of a question, of this protocol or another.
 _IDENTITY = re.compile(r"[a-z]{1,3} ?\d{1,3}(?![^\W_])")
 _FENCE = re.compile(r"```\w*\s*\Z")
@@ -240,19 +271,51 @@ _SENTENCE_BEFORE = re.compile(
 _SENTENCE_AFTER = re.compile(rf"[{ANY_QUOTE}`]?,?[^\S\n]+[a-z]+(?![\w .-]{{0,40}}[{ANY_QUOTE}]?\s*[:=])")
 
 
+#: What follows the answer to one question as if it were another: a scale or alternatives.
+_ANOTHER = re.compile(r"(?:\s*[,，;]\s*|[^\S\n]*(?:or|and|vs\\.?|/|\|)?[^\S\n]*)[{\[(]")
+#: Words in the line before an object that make it something other than the answer.
+_CAUTION = re.compile(
+    r"\b(?:examples?|e\.g|instance|samples?|wrong|incorrect|not|never|avoid|instead|drafts?|templates?|hypothetical\w*|"
+    r"suppose|imagine|bad|invalid|refus\w+|reject\w*|cannot|\w+n['’]t|if|unless|might|could|previous\w*|earlier|"
+    r"initial\w*|first (?:attempt|try|guess|thought|impression)|old|ground truth|opposite|mistake\w*|fake|dummy)\b",
+    re.IGNORECASE,
+)
+#: Words after an object that take it back.
+_RETRACTION = re.compile(
+    r"\b(?:wait|corrections?|corrected|mistaken?|mistakes|(?:is|was|are|were) (?:wrong|incorrect|not right|false)|"
+    r"oops|scratch (?:that|this)|should (?:be|have)(?! noted)|revis(?:e|ed|ing|ion)|retract\w*|second thoughts?|reconsider\w*|"
+    r"disregard|ignore (?:that|this|it|the)|change (?:my|the)|(?:real|right|correct|true|final|actual) answers?|"
+    r"answers? (?:is|are)(?! (?:based|given|above))|i meant?|sorry|apolog\w+|actually|opposite|invert\w*|revers\w+)\b",
+    re.IGNORECASE,
+)
+#: The end of a text that an object was quoted in, and what comes after it.
+_FRAGMENT = re.compile(rf"[^{ANY_QUOTE}{{}}\[\]]{{0,400}}[{ANY_QUOTE}]\s*[,}}\]]")
+#: A key and a word outside every object.
+_DANGLING = re.compile(
+    rf"[{ANY_QUOTE}]([^{ANY_QUOTE}\n{{}}\[\]]{{1,60}})[{ANY_QUOTE}]\s{{0,5}}[:：=]\s{{0,5}}[{ANY_QUOTE}]?"
+    rf"([^\W\d_][^{ANY_QUOTE}\n,{{}}\[\]]{{0,30}})"
+)
+#: The same without quotes, or in a table.
+_SAID = re.compile(r"(?<!\w)(\w{1,32})[\"'*_`\])\s]{0,4}[:：=|][|\"'*_`\[(\s]{0,4}([^\W\d_]{1,40})(?!\w)")
+
+
 @dataclass(frozen=True)
 class _Place:
     """Where a value stands.
 
     Attributes:
-        question: the nearest question above it.
+        question: the question whose value it is, or is within.
         free: whether nothing above it says what it is about, so that it may answer the only question asked.
+        weak: whether an answer here can only contradict one elsewhere.
+        open: whether an object or list around it is not closed.
         kind: ``rationale`` or ``number`` where only such values stand, else empty.
         key: the nearest key above it.
     """
 
     question: str | None = None
     free: bool = True
+    weak: bool = False
+    open: bool = False
     kind: str = ""
     key: str = ""
 
@@ -274,6 +337,9 @@ class _Search:
     broken: str = ""
     others: list[str] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    tangled: bool = False
+    retracted: bool = False
 
     def problems(self) -> list[str]:
         """What was met on the way."""
@@ -282,6 +348,8 @@ class _Search:
             found.append("the reply holds no object or list with answers")
         if self.cut:
             found.append("the reply breaks off inside an object or list; only what was closed before is read")
+        if self.retracted:
+            found.append("words after the answers take them back")
         if self.broken:
             found.append(f"not readable from {_short(self.broken, 40)!r} on")
         strays = list(dict.fromkeys(map(_short, self.strays)))
@@ -293,6 +361,8 @@ class _Search:
     def text(self, text: str, layer: int = 0, place: _Place | None = None) -> None:
         """Every object and list in a text, with whatever is between them."""
         reader = Reader(text)
+        end = 0
+        broken = False
         while reader.find():
             start = reader.start
             if layer < MAX_LAYERS and _ESCAPED.match(text, start):
@@ -302,11 +372,14 @@ class _Search:
                 return
             node = reader.read()
             if reader.exhausted:
-                self.verdicts.clear()
+                self.tangled = True
                 self.others.append("the reply is too tangled to be read")
                 return
+            between = text[end:start]
             if reader.code:
                 self.others.append("a call in the place of a value; the object around it is not read")
+                self.between(between, heading=False)
+                end = reader.at
                 continue
             self.cut |= node.state == "cut"
             if not (node.pairs if isinstance(node, Pairs) else node.items):
@@ -314,14 +387,59 @@ class _Search:
             self.read += 1
             if node.state == "broken" and not self.broken:
                 self.broken = text[reader.at : reader.at + 60]
+            known = len(self.verdicts)
+            earlier = self.latest()
             if _is_quoted(text, start, reader.at):
                 self.others.append("an object in the middle of a sentence is not an answer")
             else:
-                self.visit(node, place or self.around(text, start, reader.at), layer)
+                here = place or self.around(text, end, start, reader.at)
+                # What comes after a break may be inside a text.
+                self.visit(node, replace(here, weak=here.weak or broken), layer)
+                if node.state == "closed" and _FRAGMENT.match(text, reader.at):
+                    # So was this.
+                    self.verdicts[known:] = [replace(one, weak=True) for one in self.verdicts[known:]]
+            broken |= node.state == "broken" and isinstance(node, Pairs)
+            heading = len(self.verdicts) > known and between.rstrip(" \t\n`*json")[-1:] in (":", "：", "")
+            self.between(between, heading=heading, last=earlier)
+            end = reader.at
+        self.between(text[end:], heading=False, last=self.latest())
 
-    def around(self, text: str, start: int, end: int) -> _Place:
+    def latest(self) -> list[_Verdict]:
+        """The last verdict that is no placeholder, if there is one."""
+        return next(([one] for one in reversed(self.verdicts) if not one.blank), [])
+
+    def between(self, text: str, *, heading: bool, last: Sequence[_Verdict] = ()) -> None:
+        """What is said outside objects: it makes no answer, but can take one back or contradict it."""
+        for hit in _DANGLING.finditer(text):
+            label = self.names.label(hit[2])
+            meant = self.names.meant(hit[1])
+            if label is None:
+                continue
+            if meant is not None and meant.part in ("entry", "answer") and not meant.by_name:
+                named = [meant.question]
+            elif " ".join(spelling(hit[1])) in ("answer", *LABEL_KEYS):
+                named = [one.question for one in last] or ([self.only] if self.only else [])
+            else:
+                named = self.names.within(hit[1])
+            self.verdicts += [_Verdict(one, label, hit[2], weak=True) for one in named]
+        for hit in _SAID.finditer(text):
+            label, meant = self.names.label(hit[2]), self.names.meant(hit[1])
+            if label is not None and meant is not None and meant.part == "entry" and not meant.by_name:
+                self.verdicts.append(_Verdict(meant.question, label, hit[2], weak=True))
+                self.said.append(meant.question)
+        if last and not heading and _RETRACTION.search(text):
+            self.retracted = True
+
+    def around(self, text: str, last: int, start: int, end: int) -> _Place:
         """The place of an object in prose; what goes on after it as in an object has lost its beginning."""
         place = self.before(text, start)
+        prose = re.split(r"\n\s*\n", _FENCE.sub("", text[max(last, start - MAX_KEY) : start]).rstrip())[-1]
+        line = prose.splitlines()[-1] if prose.strip() else ""
+        if _CAUTION.search(line):
+            self.others.append(f"the words before an object say that it is something else: {_short(line, 40)!r}")
+            place = replace(place, weak=True)
+        if place.question is not None and _ANOTHER.match(text, end):
+            self.poison(place.question, "one of several")
         return replace(place, free=False) if _GOES_ON.match(text, end) else place
 
     def before(self, text: str, start: int) -> _Place:
@@ -337,6 +455,7 @@ class _Search:
             return _Place(free=False, key=inner)  # the rest of a key
         meant = self.names.meant(inner)
         place = self.below(_Place(), inner, " ".join(spelling(inner)), None if meant and meant.by_name else meant)
+        place = replace(place, weak=place.weak and quoted)
         own = spelling(self.only or "")
         announced = re.search(r"[^\W\d_]{4}\Z", inner) is not None or bool(own and spelling(inner)[-len(own) :] == own)
         announced &= not self.speaks_of_others(inner)
@@ -352,12 +471,49 @@ class _Search:
         return any(_IDENTITY.fullmatch(w) and spelling(w) != own for w in re.findall(r"\w+", line.casefold()))
 
     def visit(self, node: Node, place: _Place, layer: int) -> None:
-        if isinstance(node, Pairs):
-            self.pairs(node, place, layer)
-        elif isinstance(node, Items):
-            self.items(node, place, layer)
-        elif isinstance(node, Text):
+        """Whatever answers there are in ``node``."""
+        if isinstance(node, Text):
             self.inner(node, place, layer)
+        if not isinstance(node, (Pairs, Items)) or place.kind:
+            return
+        place = replace(place, open=place.open or node.state != "closed")
+        if place.question is not None:
+            self.own(node, place, layer)
+        elif isinstance(node, Pairs):
+            self.pairs(node, place, layer)
+        else:
+            self.items(node, place, layer)
+
+    def own(self, node: Pairs | Items, place: _Place, layer: int) -> None:
+        """The value of a question: one entry, one row, or a list of one entry. Anything else contradicts."""
+        question = place.question or ""
+        place = replace(place, weak=place.weak or node.state != "closed")
+        if isinstance(node, Pairs):
+            if not self.entry(node, place, layer):
+                blank = not any(True for _ in _scalars_in(node))
+                self.poison(question, "an object without an answer", blank=blank)
+                self.elsewhere(node, layer)
+        elif not self.row(node.items, place):
+            first = node.items[0] if len(node.items) == 1 else None
+            if isinstance(first, (Pairs, Items)):
+                self.visit(first, place, layer)
+            else:
+                self.poison(question, "a list", blank=not node.items)
+                self.elsewhere(node, layer)
+
+    def elsewhere(self, node: Node, layer: int) -> None:
+        """What stands where no answer is expected can only contradict."""
+        place = _Place(free=False, weak=True)
+        if isinstance(node, Pairs):
+            for key, value in node.pairs:
+                self.keyed(node, key, value, place, layer, {}, named=False)
+        elif isinstance(node, Items):
+            for item in node.items:
+                self.visit(item, place, layer)
+
+    def poison(self, question: str, said: str, *, blank: bool = False) -> None:
+        """A place where an answer should be, without a clear one."""
+        self.verdicts.append(_Verdict(question, None, said, blank=blank, weak=True))
 
     def inner(self, value: Text, place: _Place, layer: int) -> bool:
         """JSON inside a text; whether there is any."""
@@ -384,36 +540,80 @@ class _Search:
         if meant is not None and meant.part == "entry" and place.question in (None, meant.question):
             if len(rest) == 1 and self.names.label(rest[0].text) is None:
                 return False  # perhaps a list of ids
-            self.add(meant.question, rest[0], rest[1].text if len(rest) == 2 else "")
-            return True
-        if place.question is None or len(rest) != 1 or self.names.label(head.text) is None:
+            question, value, why = meant.question, rest[0], rest[1] if len(rest) == 2 else None
+        elif place.question is not None and len(rest) == 1 and self.names.label(head.text) is not None:
+            question, value, why = place.question, head, rest[0]
+        else:
             return False
-        if self.names.label(rest[0].text) is None:
-            self.add(place.question, head, rest[0].text)
+        if why is None or self.is_reason(why, self.names.label(value.text)):
+            self.add(question, value, why.text if why else "", weak=place.weak)
+        else:
+            self.poison(question, f"{value.text} and {why.text}")
         return True
 
+    def is_reason(self, value: Text | Bare, label: str | None) -> bool:
+        """Whether a value beside a label is a sentence and no second label."""
+        if not isinstance(value, Text) or not value.text.strip():
+            return isinstance(value, Text)
+        return len(spelling(value.text)) >= 3 and self.names.begins(value.text) in (None, label)
+
     def pairs(self, node: Pairs, place: _Place, layer: int) -> None:
-        entry = self.entry(node, place)
+        if self.entry(node, place, layer):
+            return
         if self.explains(node):
-            place = replace(place, kind="rationale")
+            return
+        reasons: dict[str, str] = {}
+        by_name: set[str] = set()
+        every: set[str] = set()
+        named = True
         for key, value in node.pairs:
-            words = " ".join(spelling(key))
             meant = self.names.meant(key)
-            if meant is not None and meant.by_name and (entry or place.question is not None):
-                meant = None  # a property of this answer, not another question
-            if words in RATIONALE_KEYS and not isinstance(value, (Pairs, Items)):
-                continue
-            if entry and words in QUESTION_KEYS:
-                continue
-            below = self.below(place, key, words, meant)
-            if meant is not None and isinstance(value, (Text, Bare)):
-                if not (isinstance(value, Text) and self.inner(value, below, layer)):
-                    inside = entry or place.question not in (None, meant.question)
-                    self.flat(node, meant, value, below, inside=inside)
-                continue
-            self.visit(value, below, layer)
-            if isinstance(value, (Text, Bare)) and not entry and not below.kind and words not in WRAPPERS:
-                self.strays += [key] if self.names.label(value.text) else []
+            words = " ".join(spelling(key))
+            if meant is not None and meant.part == "rationale" and isinstance(value, Text):
+                reasons.setdefault(meant.question, value.text)
+            if meant is not None and meant.by_name:
+                by_name.add(meant.question)
+            every |= {meant.question} if meant is not None else set()
+            named &= meant is not None or words in RATIONALE_KEYS | NUMBERS or wraps(words)
+        named &= len(every) > 1 or (self.only is not None and by_name == {self.only})
+        for at, (key, value) in enumerate(node.pairs):
+            # What follows a break could take the last one back, or show that it was no more than a quotation.
+            doubtful = node.state == "broken" and at == len(node.pairs) - 1
+            below = replace(place, weak=place.weak or doubtful)
+            self.keyed(node, key, value, below, layer, reasons, named=named)
+
+    def keyed(
+        self,
+        node: Pairs,
+        key: str,
+        value: Node,
+        place: _Place,
+        layer: int,
+        reasons: dict[str, str],
+        *,
+        named: bool,
+    ) -> None:
+        """One pair of an object that is no entry; ``named`` if the names of questions count as keys."""
+        words = " ".join(spelling(key))
+        meant = self.names.meant(key)
+        if meant is not None and meant.by_name and not named:
+            place = replace(place, weak=True)
+        below = self.below(place, key, words, meant)
+        if meant is None and not wraps(words):
+            for question in self.names.within(key):
+                if not isinstance(value, (Text, Bare)) or not self.names.is_blank(value.text):
+                    self.poison(question, f"under the key {key!r}")
+        if not isinstance(value, (Text, Bare)):
+            if meant is not None and meant.part == "answer":
+                self.poison(meant.question, "no word")
+            else:
+                self.visit(value, below, layer)
+        elif isinstance(value, Text) and self.inner(value, below, layer):
+            pass
+        elif meant is not None:
+            self.flat(node, meant, value, below, reasons)
+        elif not below.kind and not wraps(words) and self.names.label(value.text):
+            self.strays.append(key)
 
     def explains(self, node: Pairs) -> bool:
         """Whether the values of questions are texts rather than labels, as in a map of rationales."""
@@ -429,63 +629,100 @@ class _Search:
         """The place of the value of a key."""
         if meant is not None:
             kind = meant.part if meant.part in ("rationale", "number") else place.kind
-            return _Place(meant.question, free=False, kind=kind, key=key)
+            return replace(place, question=meant.question, free=False, kind=kind, key=key)
         kind = "rationale" if words in RATIONALE_KEYS else "number" if words in NUMBERS else place.kind
-        return replace(place, free=place.free and words in WRAPPERS, kind=kind, key=key)
+        known = wraps(words)
+        return replace(place, free=place.free and known, weak=place.weak or not known, kind=kind, key=key)
 
-    def flat(self, node: Pairs, meant: Meant, value: Text | Bare, place: _Place, *, inside: bool) -> None:
+    def flat(self, node: Pairs, meant: Meant, value: Text | Bare, place: _Place, reasons: dict[str, str]) -> None:
         """``"P1": "yes"``."""
+        if place.kind == "number":
+            label = self.names.scored(value.text) if spelling(place.key)[-1] in SCORES else self.names.label(value.text)
+            if label is not None:
+                self.verdicts.append(_Verdict(meant.question, label, value.text, weak=True))
         if place.kind:
             return
-        if inside:
-            # Inside the answer to another question it is not clear whose it is.
-            self.verdicts.append(_Verdict(meant.question, None, f"{value.text} inside another answer"))
-            return
-        reason = ""
-        for key, other in node.pairs:
-            named = self.names.meant(key) if isinstance(other, Text) else None
-            if isinstance(other, Text) and named == replace(meant, part="rationale"):
-                reason = other.text
-        # What follows a break could take it back.
-        self.add(meant.question, value, reason, weak=node.state == "broken")
+        weak = place.weak or node.state == "broken"
+        self.add(meant.question, value, reasons.get(meant.question, ""), weak=weak)
 
-    def entry(self, node: Pairs, place: _Place) -> bool:
+    def entry(self, node: Pairs, place: _Place, layer: int) -> bool:
         """``{"answer": "yes", "rationale": "…"}``: whether ``node`` is one."""
         answers: list[Text | Bare] = []
-        labels: list[Text | Bare] = []
-        others: list[Text | Bare] = []
+        others: list[tuple[str, Node]] = []
         reason = ""
-        known = True
+        asks = stranger = False
         for key, value in node.pairs:
             words = " ".join(spelling(key))
-            if words in RATIONALE_KEYS:
+            if words == "answer" or words in LABEL_KEYS:
+                found = _scalars(value)
+                answers += found
+                if not found:
+                    others.append((key, value))
+                stranger |= _ODD_SIGN.search(key) is not None
+            elif words in RATIONALE_KEYS and isinstance(value, (Text, Bare)):
                 reason = reason or (value.text if isinstance(value, Text) else "")
-            elif words == "answer":
-                answers += _scalars(value)
-            elif words in LABEL_KEYS:
-                labels += _scalars(value)
-            elif "answer" in words.split() and isinstance(value, (Text, Bare)) and self.names.label(value.text):
-                others += [value] if self.names.meant(key) is None else []
+            elif words in QUESTION_KEYS and isinstance(value, (Text, Bare)):
+                asks = True
             else:
-                known &= words in QUESTION_KEYS
-        chosen = answers or labels or others
-        if not chosen:
+                others.append((key, value))
+        if not answers:
+            if asks and node.state != "closed":
+                question, _ = self.whose(node, replace(place, free=False))
+                if question is not None:
+                    self.poison(question, "cut off")
             return False
-        question, unnamed = self.whose(node, place)
-        if question is None or place.kind:
-            return bool(answers) or question is not None
-        if not answers and place.question is None and not any(self.names.label(one.text) for one in chosen):
+        firm = any(" ".join(spelling(key)) == "answer" for key, _ in node.pairs)
+        labels = [self.names.label(one.text) for one in answers]
+        if not firm and place.question is None and not asks and not any(labels):
             return False  # {"label": "dog"} is about something else
-        every = [*answers, *labels, *others] if answers else chosen
-        found = {self.names.label(one.text) for one in chosen} | {self.names.label(one.text) for one in every} - {None}
-        said = ", ".join(dict.fromkeys(one.text for one in every))
-        if len(found) > 1:
+        said = ", ".join(dict.fromkeys(one.text for one in answers))
+        question, unnamed = self.whose(node, place)
+        doubt = ""
+        for key, value in others:
+            doubt = doubt or self.doubt(key, value, next(filter(None, labels), None), unnamed=unnamed)
+            self.elsewhere(Pairs([(key, value)], node.state), layer)
+        if question is None:
+            return True
+        real = [one for one, label in zip(answers, labels, strict=True) if label or not self.names.is_blank(one.text)]
+        weak = place.weak or node.state != "closed" or (unnamed and place.open)
+        if len({self.names.label(one.text) for one in real}) > 1:
             self.verdicts.append(_Verdict(question, None, said))
-        elif node.doubtful and not known:
+        elif doubt or stranger:
+            self.verdicts.append(_Verdict(question, None, f"{said}, beside {doubt or 'an unclear key'}"))
+        elif node.doubtful and any(" ".join(spelling(key)) not in NUMBERS for key, _ in others):
             self.verdicts.append(_Verdict(question, None, f"{said}, beside a text whose quotes are not escaped"))
         else:
-            self.add(question, chosen[0], reason, weak=node.state != "closed", unnamed=unnamed)
+            self.add(question, (real or answers)[0], reason, weak=weak, unnamed=unnamed)
         return True
+
+    def doubt(self, key: str, value: Node, label: str | None, *, unnamed: bool) -> str:
+        """Why another field of an entry makes its label unclear; empty if it does not."""
+        words = spelling(key)
+        said = f"{key!r}"
+        scalars = list(_scalars_in(value))
+        if all(self.names.is_blank(one.text) and not self.names.label(one.text) for one in scalars):
+            return ""
+        if " ".join(words) in NUMBERS:
+            for one in scalars:
+                scored = self.names.scored(one.text)
+                wrong = scored not in (None, label) if words[-1] in SCORES else one.text.strip() in ("0", "0.0", "0%")
+                if wrong or self.names.label(one.text) or one.text.casefold() in ("true", "false"):
+                    return said
+            return ""
+        meant = self.names.meant(key)
+        strange = {"answer", "label", "verdict", *DOUBTS} & set(words)
+        if strange or self.names.within(key) or (meant is not None and not meant.by_name):
+            return said
+        if unnamed and not {"group", "category", "type", "status"} & set(words) and not wraps(" ".join(words)):
+            return said
+        for one in scalars:
+            bare = one.text.strip().casefold()
+            begins = self.names.begins(one.text)
+            if self.names.label(one.text) or begins not in (None, label) or bare in ("true", "false"):
+                return said
+            if self.names.scored(one.text) not in (None, label):
+                return said
+        return ""
 
     def whose(self, node: Pairs, place: _Place) -> tuple[str | None, bool]:
         """The question that an answer belongs to, and whether nothing names it; what belongs to none is noted."""
@@ -493,11 +730,14 @@ class _Search:
         for key, value in node.pairs:
             if " ".join(spelling(key)) not in QUESTION_KEYS or not isinstance(value, (Text, Bare)):
                 continue
-            meant = self.names.meant(value.text)
-            if meant is not None and meant.part == "entry":
-                own.append(meant.question)
-            elif isinstance(value, Text) and (_IDENTITY.match(value.text.strip().casefold()) or _is_short(value.text)):
+            asked = self.names.asks(value.text)
+            if asked is not None:
+                own.append(asked)
+            elif not self.names.is_blank(value.text):
+                # It asks something else, perhaps the opposite.
                 self.strays.append(value.text)
+                if place.question is not None:
+                    self.poison(place.question, f"an answer to {_short(value.text, 40)!r}")
                 return None, False
         every = list(dict.fromkeys([*own, *([place.question] if place.question else [])]))
         if len(every) > 1:
@@ -537,8 +777,16 @@ def _is_quoted(text: str, start: int, end: int) -> bool:
     return bool(_SENTENCE_BEFORE.search(text, max(0, start - 60), start) or _SENTENCE_AFTER.match(text, end))
 
 
-def _is_short(text: str) -> bool:
-    return len(spelling(text)) <= 3
+def _scalars_in(node: Node) -> Iterator[Text | Bare]:
+    """Every text and word in a value."""
+    if isinstance(node, (Text, Bare)):
+        yield node
+    elif isinstance(node, Pairs):
+        for _, value in node.pairs:
+            yield from _scalars_in(value)
+    else:
+        for item in node.items:
+            yield from _scalars_in(item)
 
 
 def _clean(text: str) -> str:

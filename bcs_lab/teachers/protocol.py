@@ -292,6 +292,10 @@ def _answers(check: _Check, given: Any, *, missing: bool) -> tuple[dict[str, flo
         label = check.text(f"{key}.label", item.get("label"), missing="label" not in item)
         if label != " ".join(label.split()).casefold():
             check.add(f"{key}.label", f"expected lower case and single blanks, got {label!r}")
+        elif label and (not plain(label) or re.search(r'[{}\[\]<>"|\\\x00-\x1f]', label)):
+            check.add(f"{key}.label", f"expected a word that can be read in JSON, got {label!r}")
+        elif label and label not in levels and plain(label) in map(plain, levels):
+            check.add(f"{key}.label", f"{label!r} reads like another label; a reply could not be told apart")
         score = item.get("score")
         if "score" in item and (
             isinstance(score, bool) or not isinstance(score, (int, float)) or score not in (0, 0.5, 1)
@@ -370,6 +374,20 @@ def spelling(text: str) -> tuple[str, ...]:
     ('p', '1', 'global', 'layout')
     """
     return tuple(re.findall(r"\d+|[^\W\d_]+", unicodedata.normalize("NFKC", text).casefold()))
+
+
+#: What may stand around a label.
+_EDGES = "\"'“”‘’„`*_\u200b\u200c\u200d\u2060\ufeff \t\r\n\u00a0"
+
+
+def plain(text: str) -> str:
+    """A label without case, blanks, quotes and emphasis around it, and one full stop.
+
+    >>> plain(' **Yes.** ')
+    'yes'
+    """
+    text = unicodedata.normalize("NFKC", text).casefold().strip(_EDGES)
+    return " ".join(text.removesuffix(".").strip(_EDGES).split())
 
 
 def _kind(value: Any) -> str:

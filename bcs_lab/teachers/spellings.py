@@ -3,50 +3,68 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from bcs_lab.teachers.protocol import LEVELS, Protocol, Question, spelling
+from bcs_lab.teachers.protocol import LEVELS, Protocol, Question, plain, spelling
 
 #: Words that stand for a label of the paper's scale, beside the labels themselves. They hold only for that scale.
 ALIASES: Mapping[str, str] = {"partially": "somewhat", "partly": "somewhat"}
 
-#: Names of the field that holds the label, where there is no ``answer``.
-LABEL_KEYS = frozenset({"label", "verdict", "response", "choice", "judgment", "judgement", "decision"})
+#: Names of the field that holds the label, beside ``answer``. No other field does, whatever word it holds.
+LABEL_KEYS = frozenset(
+    {"label", "verdict", "response", "choice", "judgment", "judgement", "decision", "final answer", "my answer"}
+)
 RATIONALE_KEYS = frozenset(
     {
         "rationale", "rationales", "reason", "reasons", "reasoning", "explanation", "explanations", "justification",
-        "justifications", "evidence", "comment", "comments",
+        "justifications", "evidence", "comment", "comments", "note", "notes", "analysis", "observation", "observations",
+        "description", "thought", "thoughts", "thinking",
     }
 )  # fmt: skip
 #: Names of the field that says which question an object answers.
 QUESTION_KEYS = frozenset(
-    {"question", "question id", "questionid", "id", "qid", "key", "q", "name", "item", "code", "dimension", "criterion"}
-)
-#: Wrappers through which an object that names no question may still answer the only one that was asked.
-WRAPPERS = frozenset(
     {
-        "data", "result", "results", "response", "responses", "output", "answer", "answers", "json", "reply",
-        "evaluation", "evaluations", "assessment", "judgment", "judgement", "annotation", "annotations",
+        "question", "question id", "questionid", "id", "qid", "key", "q", "name", "item", "code", "dimension",
+        "criterion", "criteria", "prompt", "question text", "text",
     }
 )  # fmt: skip
-#: Names of numbers beside the answers, which are not answers.
-NUMBERS = frozenset({"score", "scores", "confidence", "confidences", "probability", "probabilities", "certainty"})
+#: The only keys below which answers count, beside the questions themselves and the two groups.
+WRAPPERS = frozenset(
+    {
+        "data", "result", "results", "response", "responses", "output", "outputs", "answer", "answers", "json", "reply",
+        "evaluation", "evaluations", "assessment", "assessments", "judgment", "judgments", "judgement", "judgements",
+        "annotation", "annotations", "arguments", "groups", "questions", "content", "verdicts", "labels",
+        "final answer", "final answers", "perceptual", "semantic", "perceptual questions", "semantic questions",
+    }
+)  # fmt: skip
+#: Names of numbers beside the answers. They are no answers, but a score can contradict one.
+SCORES = frozenset({"score", "scores", "rating", "value", "points", "grade", "mark"})
+NUMBERS = SCORES | {"confidence", "confidences", "probability", "probabilities", "certainty"}
+#: Fields that take an answer back or give it to something else.
+DOUBTS = frozenset(
+    {
+        "correction", "corrected", "correct", "revised", "revision", "final", "update", "updated", "amended", "edit",
+        "retraction", "retracted", "negate", "negated", "inverted", "not", "wrong", "image", "picture", "images",
+        "subject", "target", "about", "for", "if", "condition", "actual", "truth",
+    }
+)  # fmt: skip
 
-_FILLERS = frozenset({"of", "and", "the", "a", "an", "or", "in", "to", "is", "are", "does"})
+_FILLERS = frozenset({"of", "and", "the", "a", "an", "in"})
 _NEGATIONS = frozenset(
     {"no", "not", "non", "without", "lack", "lacking", "lacks", "absent", "absence", "free", "missing", "never", "none"}
 )
 _LEADING = frozenset({"question", "q", "item", "dimension", "criterion", "prompt"})
-_EDGES = "\"'“”‘’„`*_\u200b\u200c\u200d\u2060\ufeff \t\r\n\u00a0"
+#: What a key may consist of: words and separators. Any other sign could deny it.
+_KEY = re.compile(r"[\s*_#\"'“”‘’„`\[(]*\w[\w\s.:：,;\-–—/()\[\]*'\"’‘“”`&?]*\Z")
+_ODD = re.compile(r"\.\.|\d\s*\?|--")
 _LONGEST = 600
 
 Part = Literal["entry", "answer", "rationale", "number"]
 _PARTS: Mapping[str, Part] = {
-    **dict.fromkeys(("answer", *LABEL_KEYS), "answer"),
+    **dict.fromkeys(("answer", *(key for key in LABEL_KEYS if " " not in key)), "answer"),
     **dict.fromkeys(RATIONALE_KEYS, "rationale"),
     **dict.fromkeys(NUMBERS, "number"),
 }
@@ -78,17 +96,19 @@ class Spellings:
         self.ids = dict(
             sorted(((spelling(q.id), q) for q in protocol.questions), key=lambda item: len(item[0]), reverse=True)
         )
+        self.levels = {float(score): label for label, score in protocol.levels.items()}
         self.exact: dict[tuple[str, ...], Meant] = {}
         self.criteria: dict[str, tuple[str, ...]] = {}
         self.vocabulary: dict[str, frozenset[str]] = {}
         self.denies: dict[str, bool] = {}
+        self._known: dict[str, Meant | None] = {}
         for question in protocol.questions:
             own = spelling(question.id)
             for name in map(spelling, (question.name, *question.aliases)):
                 if name:
                     self.exact[name] = Meant(question.id, by_name=name[: len(own)] != own)
             self.criteria[question.id] = spelling(question.criterion)
-            words = spelling(" ".join((question.name, *question.aliases, question.criterion)))
+            words = spelling(" ".join((question.name, *question.aliases)))
             self.vocabulary[question.id] = frozenset(words) | _FILLERS
             self.denies[question.id] = bool(_NEGATIONS & set(spelling(question.name)))
         self.exact |= {words: Meant(question.id) for words, question in self.ids.items()}
@@ -105,9 +125,43 @@ class Spellings:
         words = {plain(word) for word in re.split(r"[|/,;]|\s+or\s+", text[:_LONGEST])}
         return len(words) > 1 and self.scale <= words
 
+    def begins(self, text: str) -> str | None:
+        """The label that ``text`` begins with, as in "no, it moved"."""
+        head = re.match(r"[\s\"'*_`]*([^,.;:!()–—-]{1,80})[,.;:!()–—-]", text)
+        return self.label(text) or (self.label(head.group(1)) if head else None)
+
+    def scored(self, text: str) -> str | None:
+        """The label whose score ``text`` is."""
+        try:
+            return self.levels.get(float(text))
+        except ValueError:
+            return None
+
+    def asks(self, text: str) -> str | None:
+        """The question whose id, name, alias or own words ``text`` gives; its words may break off after four."""
+        meant = self.meant(text)
+        if meant is not None:
+            return meant.question if meant.part == "entry" else None
+        words = spelling(text[: 4 * _LONGEST])
+        fits = [one for one, criterion in self.criteria.items() if len(words) >= 4 and criterion[: len(words)] == words]
+        return fits[0] if len(fits) == 1 else None
+
+    def within(self, key: str) -> list[str]:
+        """Every question whose id is somewhere in ``key``."""
+        words = spelling(key[:_LONGEST])
+        every = (one for i in range(len(words)) for own, one in self.ids.items() if words[i : i + len(own)] == own)
+        return list(dict.fromkeys(one.id for one in every))
+
     def meant(self, key: str) -> Meant | None:
-        """The question that ``key`` names: by its id, its id and words about it, its name, or an alias."""
-        return self._meant(spelling(key)) if len(key) <= _LONGEST else None
+        """The question that ``key`` names: by its id, its id and its name, its name, or an alias."""
+        if len(key) > _LONGEST:
+            return None
+        if key not in self._known:
+            if len(self._known) > 4096:
+                self._known.clear()
+            fine = _KEY.match(key) and not _ODD.search(key)
+            self._known[key] = self._meant(spelling(key)) if fine else None
+        return self._known[key]
 
     def _meant(self, words: tuple[str, ...]) -> Meant | None:
         if words in self.exact:
@@ -142,17 +196,12 @@ class Spellings:
         return bool(_NEGATIONS & set(rest)) == self.denies[question.id]
 
 
+def wraps(words: str) -> bool:
+    """Whether a key's words, in lower case with single blanks, are a wrapper, such as ``evaluation results``."""
+    return words in WRAPPERS or (bool(words) and all(word in WRAPPERS for word in words.split()))
+
+
 @lru_cache(maxsize=8)
 def spellings(protocol: Protocol) -> Spellings:
     """The spellings of ``protocol``."""
     return Spellings(protocol)
-
-
-def plain(text: str) -> str:
-    """A label without case, blanks, quotes and emphasis around it, and one full stop.
-
-    >>> plain(' **Yes.** ')
-    'yes'
-    """
-    text = unicodedata.normalize("NFKC", text).casefold().strip(_EDGES)
-    return " ".join(text.removesuffix(".").strip(_EDGES).split())

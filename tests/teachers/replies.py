@@ -38,10 +38,18 @@ TRICKY = (
     "He wrote {'P2': 'yes'} there.", "P2: no. S1: yes.", "Curly “quotes”, „low“ and «angled» ones.",
     "A tab\tand a\nbreak.", 'Backslash \\ and \\" end', "", "Ünïcode 狗 🐶", "a, b; c: d / e // f # g", "answer: no",
     '"no"', "somewhat", "}", "]}", '", "x', "'", 'no", ', "/* no */", "The shape: yes", "[see P3]", "not yes",
-    '"answer": "no"',
+    '"answer": "no"', "As before:\n{'P2': 'yes'}\nand so on.",
+    '\n{"answer": "somewhat"}\n', "\n{'P3': {'answer': 'no'}}\n",
 )  # fmt: skip
 #: Those that leave a text readable whose quotes are not escaped.
 UNESCAPED = tuple(text for text in TRICKY if "\n" not in text and ('"' not in text or text.startswith("The sign")))
+#: Those that are sentences, and not one that begins with another label.
+SENTENCES = (
+    "The layout sits in the same place.",
+    "No halo is left.",
+    "It's the dog's leash, isn't it?",
+    "The shape is: yes.",
+)
 PLAIN = ("plain", "The “no” sign, gone.", "It’s there: yes", 'a "b" c')
 
 Reply = tuple[dict[str, str], str]
@@ -114,7 +122,7 @@ FORMS: dict[str, Maker] = {
         {q: {"rationale": why[q], "answer": labels[q]} for q in labels}, rng
     ),
     "list of objects": _listed,
-    "list of lists": lambda labels, why, rng: _encoded([[q, labels[q], why[q]] for q in labels], rng),
+    "list of lists": lambda labels, why, rng: _encoded([[q, labels[q], rng.choice(SENTENCES)] for q in labels], rng),
     "other keys": _named,
     "sections": _sections,
     "flat": _flat,
@@ -207,12 +215,93 @@ def _contradicted(text: str, labels: dict[str, str], rng: random.Random) -> str:
     return rng.choice([f"{text}\n{other}", f"{other}\n{text}"])
 
 
+def _other(label: str, rng: random.Random) -> str:
+    return rng.choice([one for one in LEVELS if one != label])
+
+
+def _alternatives(text: str, labels: dict[str, str], rng: random.Random) -> str:
+    """The label of one question becomes one of several, perhaps cut off after the first."""
+    question = rng.choice(IDS)
+    label, other = (labels[question], _other(labels[question], rng))[:: rng.choice([1, -1])]
+    form = rng.choice(
+        [
+            '[{"answer": "%s", "score": 0.1}, {"answer": "%s", "score": 0.9}]', '[["%s", 0.1], ["%s", 0.9]]',
+            '{"initial": {"answer": "%s"}, "final": {"answer": "%s"}}', '["%s", "%s"]', '[{"%s": 0.1}, {"%s": 0.9}]',
+            '{"image1": "%s", "image2": "%s"}', '{"first": ["%s", "It is the same."], "second": ["%s", "It is not."]}',
+        ]
+    )  # fmt: skip
+    value = form % (label, other)
+    head = f'{{"{question}": '
+    if rng.random() < 0.5:
+        return head + value[: rng.randrange(value.rindex(other))]
+    return rng.choice([f"{head}{value}}}\n{text}", f"{text}\n{head}{value}}}", f"{head}{value}}}"])
+
+
+def _corrected(text: str, labels: dict[str, str], rng: random.Random) -> str:
+    """A first answer that is wrong, taken back in some way."""
+    question = rng.choice(IDS)
+    right, wrong = labels[question], _other(labels[question], rng)
+    key = rng.choice(["%s_corrected", "%s (corrected)", "%s_revised", "%s_final", "%s_v2", "%sb", "final %s", "!%s"])
+    return rng.choice(
+        [
+            f'{{"{question}": "{wrong}", "{key % question}": "{right}"}}',
+            f'{{"{question}": {{"answer": "{wrong}"}}, "{key % question}": {{"answer": "{right}"}}}}',
+            f'{{"{question}": {{"answer": "{wrong}"}}}}\nWait, that is wrong. The answer is {right}.',
+            f'{{"{question}": {{"answer": "{wrong}"}}}}\nCorrection: {question} should be "{right}".',
+            f'{{"{question}": {{"answer": "{wrong}"}}}}\n"{question}": "{right}"',
+            f'It would be wrong to answer:\n{{"{question}": {{"answer": "{wrong}"}}}}\n{text}',
+            f'For example: {{"{question}": "{wrong}"}}\n\n{text}',
+        ]
+    )
+
+
+def _doubted(text: str, labels: dict[str, str], rng: random.Random) -> str:
+    """A field beside a wrong answer that contradicts it."""
+    question = rng.choice(IDS)
+    right, wrong = labels[question], _other(labels[question], rng)
+    beside = rng.choice(
+        [
+            f'"score": {LEVELS[right]}', f'"rating": "{LEVELS[right]}"', '"correct": false', '"is_correct": "no"',
+            f'"revised": "{right}"', f'"final": "{right}"', f'"value": "{right}"', f'"anwser": "{right}"',
+            '"negate": true', f'"correction": "it should be {right}"', f'"update": "{right}, it moved"',
+        ]
+    )  # fmt: skip
+    if beside == '"is_correct": "no"' and wrong == "no":
+        beside = '"is_correct": false'
+    name = rng.choice(["answer", "label", "verdict"])
+    return f'{{"{question}": {{{beside}, "rationale": "It is.", "{name}": "{wrong}"}}}}'
+
+
+def _misplaced(text: str, labels: dict[str, str], rng: random.Random) -> str:
+    """Wrong answers below a key that says that they are something else."""
+    key = rng.choice(
+        [
+            "differences", "missing", "errors", "is_different", "not", "example", "ground_truth", "previous_answer",
+            "image1", "if_sharp", "thinking", "default", "wrong_answer", "not_answer", "expected",
+        ]
+    )  # fmt: skip
+    wrong = {question: _other(label, rng) for question, label in labels.items()}
+    names = {q.id: q.name for q in BCS12.questions}
+    value: Any = rng.choice(
+        [wrong, {names[q]: one for q, one in wrong.items()}, {q: {"answer": wrong[q]} for q in wrong}]
+    )
+    question = rng.choice(IDS)
+    return json.dumps(rng.choice([{key: value}, {question: {key: wrong[question]}}, {key: [value]}]))
+
+
 #: What happens to a reply -> how. None of these makes a reply say something else.
 MUTATIONS: dict[str, Mutation] = {
     "cut": lambda text, labels, rng: text[: rng.randrange(len(text) + 1)],
     "beginning lost": lambda text, labels, rng: text[rng.randrange(len(text) + 1) :],
     "twice": lambda text, labels, rng: text + rng.choice(["", "\n", "\n\n---\n", ","]) + text,
     "repeated in another form": _contradicted,
+    "begun again": lambda text, labels, rng: (
+        text[: rng.randrange(len(text) + 1)] + rng.choice(["", "\n", "\n\n"]) + text
+    ),
+    "alternatives": _alternatives,
+    "corrected": _corrected,
+    "contradicted beside it": _doubted,
+    "below another key": _misplaced,
     "thinking before": _think,
     "noise": _noise,
     "a character lost": _without_one,
@@ -232,7 +321,14 @@ MUTATIONS: dict[str, Mutation] = {
     "byte order mark": lambda text, labels, rng: f"\ufeff{text}",
 }
 #: Mutations after which the second could turn what was thinking or an echo into the reply itself.
-APART = {"thinking before": {"beginning lost", "cut", "noise", "a character lost", "two characters swapped"}}
+_HARM = frozenset({"beginning lost", "cut", "noise", "a character lost", "two characters swapped", "begun again"})
+APART = {
+    "thinking before": _HARM,
+    "alternatives": _HARM | {"other quotes", "translated"},
+    "corrected": _HARM | {"other quotes", "translated"},
+    "contradicted beside it": _HARM | {"other quotes", "translated"},
+    "below another key": _HARM | {"other quotes", "translated"},
+}
 
 
 def mutated(text: str, labels: dict[str, str], rng: random.Random, times: int) -> tuple[list[str], str]:

@@ -61,7 +61,7 @@ READ = {
     "thinking in another dialect": f'◁think▷{{"P1": "no"}}◁/think▷{PLAIN}',
     "channels": f'<|channel|>analysis<|message|>{{"P1": "no"}}<|end|><|channel|>final<|message|>{PLAIN}',
     "wrapper": json.dumps({"data": ENTRIES}),
-    "three wrappers": json.dumps({"a": [{"b": {"c": ENTRIES}}]}),
+    "three wrappers": json.dumps({"data": [{"results": {"output": ENTRIES}}]}),
     "sections": json.dumps(
         {"perceptual": {q: ENTRIES[q] for q in IDS[:6]}, "semantic": {q: ENTRIES[q] for q in IDS[6:]}}
     ),
@@ -257,7 +257,7 @@ def test_one_question_need_not_be_named() -> None:
     assert one('{"result": {"answer": "somewhat", "reason": "x"}}') == 0.5
     assert one('My answer: {"answer": "yes"}') == 1.0
     assert one('For P5:\n```json\n{"answer": "yes"}\n```') == 1.0
-    assert one('{"question": "Is the image free from severe artifacts?", "answer": "yes"}') == 1.0
+    assert one('{"question": "Is the reconstruction free from severe artifacts", "answer": "yes"}') == 1.0
     found = parse_response('{"answer": "yes", "rationale": "a"}')
     assert nothing(found)
 
@@ -332,6 +332,10 @@ HOSTILE: dict[str, Callable[[int], str]] = {
     "blanks after quotes": lambda n: '{"a":"' + ('"' + " " * 100) * (n // 101),
     "thinking": lambda n: "<think>" * (n // 7),
     "answers": lambda n: '{"P1":{"answer":"yes"}}' * (n // 23),
+    "pairs": lambda n: "{" + ",".join(['"P1":"yes","P1_rationale":"x"'] * (n // 30)) + "}",
+    "keys with ids": lambda n: "{" + ",".join(f'"P1 x{i} P1 P2":"yes"' for i in range(n // 22)) + "}",
+    "entries in entries": lambda n: '{"a":{"answer":"yes","b":[' * (n // 26),
+    "pairs outside": lambda n: '"P1": "yes" ' * (n // 12),
     "words": lambda n: "{a b c d " * (n // 9),
     "prose": lambda n: "a [b] " * (n // 6),
 }
@@ -352,6 +356,162 @@ def test_longer_replies_are_not_read() -> None:
     found = parse_response(PLAIN + " " * MAX_CHARACTERS)
     assert nothing(found)
     assert "characters" in found.problems[0]
+
+
+# --- what looks like an answer and is none --------------------------------------------------------------------------
+
+CRITERIA = {question.id: question.criterion for question in BCS12.questions}
+LONG = '{"P1": {"rationale": "It is all in the same place as in the reference, more or less.", "answer": "yes"}}'
+SHORT = '{"P1": {"answer": "yes"}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"P1": [{"answer":"yes","probability":0.1},{"answer":"somewh', '{"P1": [["yes", 0.1], ["somewh',
+        '{"P1": {"initial": {"answer":"yes"}, "fin', '{"P1": {"image1": {"answer":"yes"}, "ima',
+        '{"draft": {"P1": {"answer":"yes"}}, "final": {"P', '[{"answer":"yes"}, {"answ',
+        '{"answers": [{"label":"yes","score":1.0},{"label":"some', '[{"answer":"yes"}, {"answer":"somewhat"}]',
+        '{"P1": "yes", "P1": "n', '[{"id": "P1", "answer": "yes"}, {"id": "P1", "answer": "n',
+    ],
+)  # fmt: skip
+def test_one_of_several_answers(text: str) -> None:
+    for questions in (None, ("P1",)):
+        assert nothing(parse_response(text, questions=questions))
+
+
+@pytest.mark.parametrize(
+    "key", ["P1_corrected", "P1 (corrected)", "P1_revised", "P1_final", "P1_v2", "P1a", "corrected P1", "!P1", "P1_no"]
+)
+def test_a_second_key_with_the_id_contradicts(key: str) -> None:
+    for value in ('"no"', '"yes"', '{"answer": "no"}', '["no", "It moved to the left."]'):
+        assert nothing(parse_response(f'{{"P1": "yes", "{key}": {value}}}'))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "wrong_answer", "rejected_answer", "not the answer", "possible_answer", "expected_answer", "example_answer",
+        "answer_if_sharper", "artifacts_present_answer", "not_answer", "!answer", "default", "anwser",
+    ],
+)  # fmt: skip
+def test_other_fields_hold_no_label(field: str) -> None:
+    for text in (f'{{"P5": {{"{field}": "yes"}}}}', f'{{"{field}": "yes"}}', f'[{{"id": "P5", "{field}": "yes"}}]'):
+        assert one(text) is None
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"score": 0', '"score": "0.0"', '"correct": false', '"is_correct": "no"', '"revised": "no"', '"final": "no"',
+        '"correction": "no"', '"value": "no"', '"rating": "no"', '"result": "no"', '"anwser": "no"', '"negate": true',
+        '"answer_zh": "否"', '"correction": "should be no"', '"update": "no, it moved"', '"x": {"answer": "no"}',
+        '"others": ["somewhat", "no"]', '"confidence": 0', '"image": "reference"', '"question": "Has it moved?"',
+    ],
+)  # fmt: skip
+def test_fields_that_contradict_the_label(field: str) -> None:
+    for text in (f'{{"answer": "yes", {field}}}', f'{{"P5": {{{field}, "answer": "yes"}}}}'):
+        assert one(text) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "differences", "missing", "errors", "mismatches", "is_different", "not", "artifacts_present", "example",
+        "incorrect_example", "ground_truth", "previous_answer", "image1", "if_sharp", "notes", "thinking", "thought",
+        "default", "type", "correct answers", "no answer",
+    ],
+)  # fmt: skip
+def test_keys_below_which_nothing_counts(key: str) -> None:
+    for value in (
+        '{"shape": "yes", "colour": "no"}', '{"P1": "yes", "P5": {"answer": "no"}}', '[{"P5": {"answer": "yes"}}]',
+        '{"question": "P5", "answer": "yes"}', '[["P5", "yes", "It is quite clean."]]', '{"answer": "yes"}',
+    ):  # fmt: skip
+        assert nothing(parse_response(f'{{"{key}": {value}}}'))
+        assert one(f'{{"{key}": {value}}}') is None
+        assert one(f'{{"P5": {{"{key}": {value}}}}}') is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "!P5", "¬P5", "~P5", "P5≠", "❌ P5", "P5 ❌", "P5…", "P5...", "P5?", "P5+", "P5^-1", "not P5", "P5_shiny",
+        "P5_not_free_from_artifacts", "P5_not_absence_of_artifacts", "P5_missing_detail", "P5_outdoors",
+    ],
+)  # fmt: skip
+def test_keys_that_do_not_mean_the_question(key: str) -> None:
+    for value in ('"yes"', '{"answer": "yes"}'):
+        assert nothing(parse_response(f'{{"{key}": {value}}}'))
+        assert one(f'{{"{key}": {value}}}') is None
+
+
+def test_names_alone_are_keys_only_among_their_like() -> None:
+    assert nothing(parse_response('{"type": "function", "function": "yes"}'))
+    assert one('{"type": "function", "function": "yes"}', "S3") is None
+    assert one('{"function": "yes"}', "S3") == 1.0
+
+
+@pytest.mark.parametrize(
+    "question", ["Are there severe artifacts in the reconstruction?", CRITERIA["P2"], "P2", "shape", "Q7", "a dog"]
+)
+def test_an_answer_to_another_question(question: str) -> None:
+    entry = {"question": question, "answer": "yes"}
+    assert one(json.dumps(entry)) is None
+    assert one(json.dumps({"P5": entry})) is None
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["[yes, 0]", '["yes", false]', '["P1", "yes", 0]', '["P1", "yes", "no"]', '["yes", "no, actually"]', '["yes"]'],
+)
+def test_rows_with_something_else_than_a_rationale(row: str) -> None:
+    for text in (f'{{"P1": {row}}}', f"P1: {row}", f"[{row}]"):
+        assert nothing(parse_response(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "P1: [yes, 1], [somewhat, 0.5], [no, 0]", 'P1: ["yes", "It is the same."], ["no", "It is not the same."]',
+        'P1: {"answer":"yes","score":1.0}, {"answer":"somewhat","score":0.5}', 'P1: {"answer":"yes"} or {"answer":"no"}',
+        f"<|START_THINKING|>{SHORT}", f"<|START_THINKING|>{SHORT}<|END_THINKING|>", f"<seed:think>{SHORT}",
+        f'<think type="x">{SHORT}', f"<reason>{SHORT}", f"<rationale>{SHORT}", f"<draft>{SHORT}",
+        f"<inner_monologue>{SHORT}", f"<|channel>thought\n{SHORT}", f"<|channel>thought\n{SHORT}<channel|>",
+        f"<|channel|>analysis {SHORT}", '{"P1": {"rationale": "says "no", "answer": "yes"}, right", "answer": "no"}}',
+        "P2: yes\nP3: no, since it reads:\n{'P1': 'yes'}\nP1: no",
+    ],
+)  # fmt: skip
+def test_scales_and_thinking(text: str) -> None:
+    assert nothing(parse_response(text))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "For example: {}", "Example output:\n{}", "It would be wrong to answer:\n{}", "Wrong answer: {}",
+        "I will not answer {}", "{}\nWait, that is wrong. The answer is no.", '{}\nCorrection: P1 should be "no".',
+        '{}\n"P1": "no"', '{} "answer": "no"', "Here is an example.\n```json\n{}\n```", "{}\nP1: no",
+    ],
+)  # fmt: skip
+def test_what_the_words_around_an_object_take_back(frame: str) -> None:
+    for text in (LONG, SHORT):
+        assert nothing(parse_response(frame.replace("{}", text)))
+    assert one(frame.replace("{}", '{"answer": "yes"}'), "P1") is None
+
+
+def test_words_around_an_object_that_take_nothing_back() -> None:
+    for frame in ("Here is the JSON without any other text:\n{}", "{}\n\nNote that the answers are based on layout.",
+                  "My evaluation:\n\n{}\n\nP1: yes, as it is in the same place.", "<answer>{}</answer>",
+                  '{"evaluation_results": {}}', '{"P1": {"rationale": "<rationale>", "answer": "<answer>"}}\n{}'):  # fmt: skip
+        assert parse_response(frame.replace("{}", SHORT), questions=("P1",)).answers == {"P1": 1.0}, frame
+
+
+def test_arguments_of_another_kind() -> None:
+    for text in (5, b"{}", ["yes"]):
+        with pytest.raises(TypeError, match="Expected `text`"):
+            parse_response(text)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="once"):
+        parse_response(SHORT, questions=("P1", "P1"))
 
 
 # --- never a wrong label --------------------------------------------------------------------------------------------
