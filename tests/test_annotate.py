@@ -445,8 +445,11 @@ def test_a_server_that_goes_away_ends_the_run_with_what_there_is(cwd: Path, caps
     with serving(reply) as server:
         assert go(command(server, *given)) == 1
         assert "stopped: " in capsys.readouterr().err
-        assert server.count == 5
-        assert summary()["left"] == {"invalid": 0, "no_reply": 2, "broken_image": 0, "not_asked": 3}
+        # One more may be under way when the run is called off.
+        assert server.count in (5, 6)
+        counts = summary()["left"]
+        assert counts["no_reply"] in (2, 3)
+        assert counts["no_reply"] + counts["not_asked"] == 5
         server.reply = lambda call: Say(fault="drop")
         assert go(command(server, *given)) == 2  # no reply at all
         assert "without any reply" in capsys.readouterr().err

@@ -11,13 +11,13 @@ What counts, in short; ``docs/annotate.md`` has it in full:
   (``["P1", "yes", …]``). If one question was asked, an object without any of these answers it.
 - A key is a question's id, its id followed by words of its name or aliases, its name, or one of its aliases; case,
   blanks and separators do not matter. Another key that holds the id contradicts the answer.
-- The label is in the field ``answer`` or one of ``LABEL_KEYS``. Any other field that holds a label, a truth value or the
-  score of another label makes it unclear.
+- The label is in the field ``answer`` or one of ``LABEL_KEYS``. Any other field that holds a label, a truth value or
+  the score of another label makes it unclear.
 - Answers count at the top and below the keys in ``WRAPPERS``; elsewhere they can only contradict.
 - A label is one of the scale, or in the table ``ALIASES``; case, quotes and emphasis around it and one full stop do not
   matter.
 - An object must be closed. Of a reply that breaks off, what was closed before is kept.
-- Thinking is no part of the reply, whether it ends or not; words around an object can make it doubtful, never an answer.
+- Thinking is no part of the reply, whether it ends or not. Words around an object can make it doubtful.
 """
 
 from __future__ import annotations
@@ -283,8 +283,8 @@ _CAUTION = re.compile(
 #: Words after an object that take it back.
 _RETRACTION = re.compile(
     r"\b(?:wait|corrections?|corrected|mistaken?|mistakes|(?:is|was|are|were) (?:wrong|incorrect|not right|false)|"
-    r"oops|scratch (?:that|this)|should (?:be|have)(?! noted)|revis(?:e|ed|ing|ion)|retract\w*|second thoughts?|reconsider\w*|"
-    r"disregard|ignore (?:that|this|it|the)|change (?:my|the)|(?:real|right|correct|true|final|actual) answers?|"
+    r"oops|scratch (?:that|this)|should (?:be|have)(?! noted)|revis(?:e|ed|ing|ion)|retract\w*|second thoughts?|"
+    r"reconsider\w*|disregard|ignore (?:that|this|it|the)|change (?:my|the)|(?:real|right|correct|true|final|actual) answers?|"
     r"answers? (?:is|are)(?! (?:based|given|above))|i meant?|sorry|apolog\w+|actually|opposite|invert\w*|revers\w+)\b",
     re.IGNORECASE,
 )

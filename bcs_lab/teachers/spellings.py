@@ -52,7 +52,7 @@ DOUBTS = frozenset(
     }
 )  # fmt: skip
 
-_FILLERS = frozenset({"of", "and", "the", "a", "an", "in"})
+_FILLERS = frozenset({"of", "and", "the", "in"})
 _NEGATIONS = frozenset(
     {"no", "not", "non", "without", "lack", "lacking", "lacks", "absent", "absence", "free", "missing", "never", "none"}
 )
@@ -188,7 +188,7 @@ class Spellings:
             return named.question == question.id
         if len(rest) >= 4 and self.criteria[question.id][: len(rest)] == rest:
             return True
-        if not set(rest) <= self.vocabulary[question.id]:
+        if set(rest) <= _FILLERS or not set(rest) <= self.vocabulary[question.id]:
             return False
         if any(rest[i : i + len(own)] == own for own in self.ids for i in range(len(rest))):
             return False

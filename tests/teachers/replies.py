@@ -166,7 +166,7 @@ _OTHER_WORDS = {
     "somewhat": ("un peu", "etwas", "algo", "一点", "0.5", "maybe", "some", "somewhat|no", "mostly", "somewhat yes"),
     "no": ("non", "nein", "いいえ", "нет", "0", "false", "never", "none", "n", "not yes"),
 }
-_QUOTING = ({'"': "'"}, {'"': "“"}, {"'": '"'}, {'"': "'", "'": '"'}, {'"': "”"})
+_QUOTING: tuple[dict[str, Any], ...] = ({'"': "'"}, {'"': "“"}, {"'": '"'}, {'"': "'", "'": '"'}, {'"': "”"})
 
 
 def _draft(rng: random.Random) -> str:
@@ -200,6 +200,10 @@ def _swapped(text: str, labels: dict[str, str], rng: random.Random) -> str:
 def _blanks(text: str, labels: dict[str, str], rng: random.Random) -> str:
     others = [" ", "\n", "\t", "  ", "\u00a0"]
     return "".join(rng.choice(others) if c in " \n" and rng.random() < 0.3 else c for c in text)
+
+
+def _requoted(text: str, labels: dict[str, str], rng: random.Random) -> str:
+    return text.translate({ord(old): new for old, new in rng.choice(_QUOTING).items()})
 
 
 def _translated(text: str, labels: dict[str, str], rng: random.Random) -> str:
@@ -306,7 +310,7 @@ MUTATIONS: dict[str, Mutation] = {
     "noise": _noise,
     "a character lost": _without_one,
     "two characters swapped": _swapped,
-    "other quotes": lambda text, labels, rng: text.translate(str.maketrans(rng.choice(_QUOTING))),
+    "other quotes": _requoted,
     "other blanks": _blanks,
     "translated": _translated,
     "no line breaks": lambda text, labels, rng: text.replace("\n", " "),

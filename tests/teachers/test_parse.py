@@ -473,7 +473,8 @@ def test_rows_with_something_else_than_a_rationale(row: str) -> None:
     "text",
     [
         "P1: [yes, 1], [somewhat, 0.5], [no, 0]", 'P1: ["yes", "It is the same."], ["no", "It is not the same."]',
-        'P1: {"answer":"yes","score":1.0}, {"answer":"somewhat","score":0.5}', 'P1: {"answer":"yes"} or {"answer":"no"}',
+        'P1: {"answer":"yes","score":1.0}, {"answer":"somewhat","score":0.5}',
+        'P1: {"answer":"yes"} or {"answer":"no"}',
         f"<|START_THINKING|>{SHORT}", f"<|START_THINKING|>{SHORT}<|END_THINKING|>", f"<seed:think>{SHORT}",
         f'<think type="x">{SHORT}', f"<reason>{SHORT}", f"<rationale>{SHORT}", f"<draft>{SHORT}",
         f"<inner_monologue>{SHORT}", f"<|channel>thought\n{SHORT}", f"<|channel>thought\n{SHORT}<channel|>",
@@ -500,9 +501,11 @@ def test_what_the_words_around_an_object_take_back(frame: str) -> None:
 
 
 def test_words_around_an_object_that_take_nothing_back() -> None:
-    for frame in ("Here is the JSON without any other text:\n{}", "{}\n\nNote that the answers are based on layout.",
-                  "My evaluation:\n\n{}\n\nP1: yes, as it is in the same place.", "<answer>{}</answer>",
-                  '{"evaluation_results": {}}', '{"P1": {"rationale": "<rationale>", "answer": "<answer>"}}\n{}'):  # fmt: skip
+    for frame in (
+        "Here is the JSON without any other text:\n{}", "{}\n\nNote that the answers are based on layout.",
+        "My evaluation:\n\n{}\n\nP1: yes, as it is in the same place.", "<answer>{}</answer>",
+        '{"evaluation_results": {}}', '{"P1": {"rationale": "<rationale>", "answer": "<answer>"}}\n{}',
+    ):  # fmt: skip
         assert parse_response(frame.replace("{}", SHORT), questions=("P1",)).answers == {"P1": 1.0}, frame
 
 
