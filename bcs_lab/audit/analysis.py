@@ -24,6 +24,7 @@ from bcs_lab.corpus.schema import Corpus
 from bcs_lab.methods import UNKNOWN, clusters
 from bcs_lab.regimes import REGIMES, THRESHOLD, regime_codes
 from bcs_lab.results import AXES
+from bcs_lab.teachers.protocol import PERCEPTUAL, SEMANTIC
 
 if TYPE_CHECKING:
     from bcs_lab.audit.metrics import MetricSpec
@@ -102,6 +103,7 @@ class Measured:
         probed: of the degradation probe, or why there is none.
         flags: what is odd about some pairs -> their ids.
         sets: a row a set-level metric and group: ``metric, group, pairs, references, two_way, distance``.
+        trained_on: metric -> how many of the pairs trained its model, ``None`` where that is not known.
     """
 
     specs: Mapping[str, MetricSpec]
@@ -113,6 +115,7 @@ class Measured:
     probed: Probed | str = "not asked for"
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sets: Sequence[Row] = ()
+    trained_on: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def pairwise(self) -> list[str]:
@@ -177,17 +180,22 @@ def analyze(corpus: Corpus, teachers: Sequence[str], measured: Measured, setting
     settings = settings or Settings()
     pairs = _pairs(corpus, teachers, settings)
     undefined: dict[str, str] = {}
+    lacking = _lacking(corpus)
     for name in ANALYSES:
         if name not in settings.analyses:
             undefined[name] = "not asked for (analyses)"
         elif name in ("consensus", "failures", "regimes") and not teachers:
             undefined[name] = NO_TEACHER
+        elif name == "regimes" and lacking:
+            undefined[name] = next(iter(lacking.values()))
+        elif name == "failures" and "t_sas" in lacking:
+            undefined[name] = lacking["t_sas"]
     if "captions" not in undefined and isinstance(measured.captions, str):
         undefined["captions"] = measured.captions
     if "degradation" not in undefined and isinstance(measured.probed, str):
         undefined["degradation"] = measured.probed
-    if "gallery" not in undefined and not teachers and isinstance(measured.captions, str):
-        undefined["gallery"] = f"{NO_TEACHER}, and there are no captions"
+    if "gallery" not in undefined and isinstance(measured.captions, str) and (not teachers or "t_sas" in lacking):
+        undefined["gallery"] = f"{lacking['t_sas'] if teachers else NO_TEACHER}, and there are no captions"
 
     consensus, within = ([], []) if "consensus" in undefined else _consensus(pairs, measured, settings)
     failures = [] if "failures" in undefined else _failures(pairs, measured, settings)
@@ -227,6 +235,17 @@ def analyze(corpus: Corpus, teachers: Sequence[str], measured: Measured, setting
     result["undefined"] = undefined | _undefined(result)
     result["notes"] = _notes(result, measured, pairs)
     return result
+
+
+def _lacking(corpus: Corpus) -> dict[str, str]:
+    """Axis of which the protocol asks no question -> that it does not."""
+    groups = {"t_pas": PERCEPTUAL, "t_sas": SEMANTIC}
+    protocol = corpus.protocol
+    return {
+        axis: f"the protocol {protocol.name} has no {group} questions"
+        for axis, group in groups.items()
+        if not protocol.indices(group)
+    }
 
 
 def _pairs(corpus: Corpus, teachers: Sequence[str], settings: Settings) -> _Pairs:
@@ -278,6 +297,7 @@ def _metric(name: str, measured: Measured, pairs: _Pairs) -> Row:
         "mean": _mean(values),
         "failed": dict(measured.failed.get(name, {})),
         "unavailable": measured.unavailable.get(name),
+        "trained_on": measured.trained_on.get(name),
     }
 
 
@@ -292,6 +312,7 @@ def _consensus(pairs: _Pairs, measured: Measured, settings: Settings) -> tuple[l
     """A row a metric, and a row a metric and method."""
     rows: list[Row] = []
     within_rows: list[Row] = []
+    lacking = _lacking(pairs.corpus)
     scores = pairs.scores[settings.consensus]
     (other,) = (name for name in DEFINITIONS if name != settings.consensus)
     for name in measured.pairwise:
@@ -301,7 +322,7 @@ def _consensus(pairs: _Pairs, measured: Measured, settings: Settings) -> tuple[l
         for axis, short in SHORT.items():
             one = correlation(quality, scores[axis], pairs.cluster, pairs.times)
             own = within_methods(quality, scores[axis], pairs.methods, pairs.cluster, pairs.times)
-            reason = "" if known else _unavailable(measured, name)
+            reason = lacking.get(axis, "") if known else _unavailable(measured, name)
             row |= _correlated(one, short, reason)
             row |= _means(own, short)
             row[f"pooling_{short}"] = pooling(one, own)
@@ -615,7 +636,7 @@ def _undefined(result: Row) -> dict[str, str]:
     for name, rows in result["regime_rows"].items():
         for row in rows:
             if not row["n"]:
-                out[f"regimes/{row['group']}"] = f"no pair has both scores ({name})"
+                out[f"regimes/{name}/{row['group']}"] = "no pair has both T-PAS and T-SAS"
     return out
 
 
@@ -626,6 +647,8 @@ def _notes(result: Row, measured: Measured, pairs: _Pairs) -> list[str]:
         out.append("SIMULATED teachers: answers were computed, not given by annotators.")
     if not result["teachers"]:
         out.append(f"{NO_TEACHER[:1].upper()}{NO_TEACHER[1:]}: metrics cannot be held against T-PAS and T-SAS.")
+    out += _consensus_notes(result, pairs)
+    out += _training_notes(result, measured)
     for reason, ids in result["flags"].items():
         shown = ", ".join(ids[:5]) + (", …" if len(ids) > 5 else "")
         out.append(f"{len(ids):,} of {len(pairs.corpus):,} pairs: {reason} ({shown}).")
@@ -645,6 +668,40 @@ def _notes(result: Row, measured: Measured, pairs: _Pairs) -> list[str]:
     if result["settings"]["clusters"] < 2:
         out.append("One concept only: there are no intervals.")
     return out
+
+
+def _consensus_notes(result: Row, pairs: _Pairs) -> list[str]:
+    """Which scores and regimes the pairs do not have."""
+    scores = pairs.scores.get(result["settings"]["consensus"], {})
+    lacking = _lacking(pairs.corpus) if scores else {}
+    out = [
+        f"{reason[:1].upper()}{reason[1:]}: there is no {AXES[axis]}, and nothing is judged by it."
+        for axis, reason in lacking.items()
+    ]
+    missing = {axis: int(np.isnan(values).sum()) for axis, values in scores.items() if axis not in lacking}
+    if any(missing.values()):
+        said = [f"no {AXES[axis]} of {n:,}" for axis, n in missing.items() if n]
+        if not lacking:
+            neither = np.isnan(scores["t_pas"]) | np.isnan(scores["t_sas"])
+            said.append(f"no regime of {int(neither.sum()):,}")
+        out.append(
+            f"Of {len(pairs.corpus):,} pairs there is {' and '.join([', '.join(said[:-1]), said[-1]] if said[1:] else said)} "
+            "for want of answers; they have no part in what needs it."
+        )
+    return out
+
+
+def _training_notes(result: Row, measured: Measured) -> list[str]:
+    """Which metrics were trained on the pairs they are held against."""
+    titles: dict[int, list[str]] = {}
+    for row in result["metrics"]:
+        if row["unavailable"] is None and measured.trained_on.get(row["metric"]):
+            titles.setdefault(row["trained_on"], []).append(row["title"])
+    return [
+        f"{' and '.join(names)}: {n:,} of {result['n_pairs']:,} pairs trained the model or stopped its training; its "
+        "numbers here say how well it fits them, not how well it judges other pairs."
+        for n, names in titles.items()
+    ]
 
 
 def _axis_notes(result: Row) -> list[str]:

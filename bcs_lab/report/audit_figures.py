@@ -41,7 +41,7 @@ def write_figures(result: Result, out: Path) -> list[Path]:
         drawn["consensus"] = forest(result)
     if any(row["rho"] is not None for row in result["degradations"]):
         drawn["degradation"] = curves(result)
-    if result["regime_rows"]:
+    if any(row["n"] for row in result["regime_rows"].get(result["settings"]["consensus"], ())):
         drawn["regimes"] = regimes(result)
     paths = []
     for name, figure in drawn.items():

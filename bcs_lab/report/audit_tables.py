@@ -97,7 +97,7 @@ class PrintTable:
         return "\n".join([*lines, r"\hline", r"\end{tabular}", ""])
 
     def text(self) -> str:
-        """Aligned plain text, without metrics that could not run."""
+        """Aligned plain text with notes, without metrics that could not run."""
         columns = self.shown
         rows = [row for row in self.rows if not row.get("unavailable")]
         heads = [
@@ -105,7 +105,7 @@ class PrintTable:
             for column in columns
         ]
         body = [[column.cell(row) for column in columns] for row in rows]
-        return "\n".join([self.title, *aligned([heads, *body])])
+        return "\n".join([self.title, *aligned([heads, *body]), *(f"- {note}" for note in self.notes)])
 
     def _notes(self) -> list[str]:
         paper = any(column.group == PAPER for column in self.shown)
@@ -237,7 +237,8 @@ def short_reason(text: str) -> str:
 
 def consensus_table(result: Result) -> PrintTable:
     """Table 12, with the correlations within methods beside those over all pairs."""
-    columns = [Column("metric", _title), Column("pairs", lambda row: f"{row['n_sas']:,}")]
+    columns = [Column("metric", _title)]
+    columns += [Column(f"pairs {AXES[axis]}", _count(f"n_{short}")) for axis, short in SHORT.items()]
     for axis, short in SHORT.items():
         name = AXES[axis]
         columns += [
@@ -277,9 +278,9 @@ def failure_table(result: Result) -> PrintTable:
     ):
         columns += [
             Column("harsh", _own(f"{variant}_harshness"), group),
-            Column("by chance", _plain(f"{variant}_harsh_chance"), group),
+            Column("harsh by chance", _plain(f"{variant}_harsh_chance"), group),
             Column("blind", _own(f"{variant}_blind_spot"), group),
-            Column("by chance", _plain(f"{variant}_blind_chance"), group),
+            Column("blind by chance", _plain(f"{variant}_blind_chance"), group),
         ]
     notes = (
         "Harsh: share of right pairs that the metric puts into its lowest quarter. Blind: share of its highest quarter "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +75,7 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     write_json(target / RESULT, result)
     written = write_tables(result, pair_rows(corpus, teachers, measured, settings), target)
     written += write_figures(result, target)
+    _clear(target, {path.name for path in written})
     write_page(result, corpus, target / PAGE)
     write_text(target / SUMMARY, text + "\n")
     print(text)
@@ -88,6 +89,22 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
         "unavailable": list(measured.unavailable),
         "page": str(target / PAGE),
     }
+
+
+#: Names of files of tables and figures, which a run may write or not.
+_TABLES = (
+    "metric_list", "consensus", "failures", "captions", "degradation", "regimes", "regimes_teachers",
+    "regimes_questions", "set_level",
+)  # fmt: skip
+_FIGURES = ("correlations", "consensus", "degradation", "regimes")
+
+
+def _clear(target: Path, written: Collection[str]) -> None:
+    """Remove tables and figures of an earlier run that this one did not write: they would not go with its results."""
+    known = {f"{name}.{end}" for name in _TABLES for end in ("csv", "md", "tex")} | {"within_methods.csv"}
+    known |= {f"{name}.{end}" for name in _FIGURES for end in ("png", "svg")}
+    for name in sorted(known - set(written)):
+        (target / name).unlink(missing_ok=True)
 
 
 def _names(config: AuditConfig) -> list[str]:
@@ -160,7 +177,23 @@ def _measured(
         else "not asked for",
         flags=_flags(table),
         sets=sets,
+        trained_on=_trained_on(corpus, list(values), config, start),
     )
+
+
+def _trained_on(corpus: Corpus, names: Sequence[str], config: AuditConfig, start: Path) -> dict[str, int | None]:
+    """Of metrics that are a trained model: how many of the pairs it was trained on, where that is known."""
+    from bcs_lab.audit.metrics import metric_spec
+    from bcs_lab.audit.metrics.model import trained_on
+
+    options = _options(config, names, start)
+    models = {
+        name: str({**options.get("bcs", {}), **options.get(name, {})}["model"])
+        for name in names
+        if metric_spec(name).kind == "model"
+    }
+    counts = {model: trained_on(corpus.pairs, model) for model in set(models.values())}
+    return {name: counts[model] for name, model in models.items()}
 
 
 def _table(

@@ -272,8 +272,9 @@ _SENTENCE_AFTER = re.compile(rf"[{ANY_QUOTE}`]?,?[^\S\n]+[a-z]+(?![\w .-]{{0,40}
 
 
 #: What follows the answer to one question as if it were another: a scale or alternatives.
-_ANOTHER = re.compile(r"(?:\s*[,，;]\s*|[^\S\n]*(?:or|and|vs\\.?|/|\|)?[^\S\n]*)[{\[(]")
-#: Words in the line before an object that make it something other than the answer.
+_ANOTHER = re.compile(r"(?:\s*[,，;]\s*|[^\S\n]*(?:or|and|vs\.?|/|\|)?[^\S\n]*)[{\[(]")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[^\W\da-z_])")
+#: Words in the sentence before an object that make it something other than the answer.
 _CAUTION = re.compile(
     r"\b(?:examples?|e\.g|instance|samples?|wrong|incorrect|not|never|avoid|instead|drafts?|templates?|hypothetical\w*|"
     r"suppose|imagine|bad|invalid|refus\w+|reject\w*|cannot|\w+n['’]t|if|unless|might|could|previous\w*|earlier|"
@@ -282,9 +283,9 @@ _CAUTION = re.compile(
 )
 #: Words after an object that take it back.
 _RETRACTION = re.compile(
-    r"\b(?:wait|corrections?|corrected|mistaken?|mistakes|(?:is|was|are|were) (?:wrong|incorrect|not right|false)|"
-    r"oops|scratch (?:that|this)|should (?:be|have)(?! noted)|revis(?:e|ed|ing|ion)|retract\w*|second thoughts?|"
-    r"reconsider\w*|disregard|ignore (?:that|this|it|the)|change (?:my|the)|(?:real|right|correct|true|final|actual) answers?|"
+    r"\b(?:wait|corrections?|corrected|mistaken?|mistakes|(?:is|was|are|were) (?:wrong|incorrect|not right|false)|oops|"
+    r"scratch (?:that|this)|should (?:be|have)(?! noted)|revis(?:e|ed|ing|ion)|retract\w*|second thoughts?|disregard|"
+    r"reconsider\w*|ignore (?:that|this|it|the)|change (?:my|the)|(?:real|right|correct|true|final|actual) answers?|"
     r"answers? (?:is|are)(?! (?:based|given|above))|i meant?|sorry|apolog\w+|actually|opposite|invert\w*|revers\w+)\b",
     re.IGNORECASE,
 )
@@ -434,7 +435,7 @@ class _Search:
         """The place of an object in prose; what goes on after it as in an object has lost its beginning."""
         place = self.before(text, start)
         prose = re.split(r"\n\s*\n", _FENCE.sub("", text[max(last, start - MAX_KEY) : start]).rstrip())[-1]
-        line = prose.splitlines()[-1] if prose.strip() else ""
+        line = _SENTENCE_END.split(prose)[-1]
         if _CAUTION.search(line):
             self.others.append(f"the words before an object say that it is something else: {_short(line, 40)!r}")
             place = replace(place, weak=True)
@@ -576,11 +577,24 @@ class _Search:
             every |= {meant.question} if meant is not None else set()
             named &= meant is not None or words in RATIONALE_KEYS | NUMBERS or wraps(words)
         named &= len(every) > 1 or (self.only is not None and by_name == {self.only})
+        if len(every) == 1:
+            self.beside(node, *every)
         for at, (key, value) in enumerate(node.pairs):
             # What follows a break could take the last one back, or show that it was no more than a quotation.
             doubtful = node.state == "broken" and at == len(node.pairs) - 1
             below = replace(place, weak=place.weak or doubtful)
             self.keyed(node, key, value, below, layer, reasons, named=named)
+
+    def beside(self, node: Pairs, question: str) -> None:
+        """An object with a key of one question: what its other fields say about the label."""
+        words = [value.text for key, value in node.pairs if self.names.meant(key) and isinstance(value, (Text, Bare))]
+        label = next(filter(None, map(self.names.label, words)), None)
+        for key, value in node.pairs:
+            explains = " ".join(spelling(key)) in RATIONALE_KEYS
+            if self.names.meant(key) is None and not explains and isinstance(value, (Text, Bare)):
+                doubt = self.doubt(key, value, label, unnamed=False)
+                if doubt:
+                    self.poison(question, f"beside {doubt}")
 
     def keyed(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 from drawn_corpus import draw_corpus
 
 from bcs_lab.audit.analysis import ANALYSES, Measured, Probed, Settings, analyze, pair_rows, paper_audit
-from bcs_lab.audit.consensus_scores import consensus_scores
+from bcs_lab.audit.consensus_scores import DEFINITIONS, consensus_scores
 from bcs_lab.audit.gallery import mean_ranks, worst_pairs
 from bcs_lab.audit.metrics import MetricSpec
 from bcs_lab.corpus import Corpus, load_corpus
 from bcs_lab.files import json_safe
+from bcs_lab.report.audit_figures import write_figures
 from bcs_lab.report.audit_tables import summary, tables
 
 QUICK = Settings(resamples=100, pairs=2)
@@ -189,6 +191,56 @@ def test_notes_say_what_is_missing_and_flagged(result: dict[str, Any]) -> None:
     assert "nan" not in text.lower().replace("distance", "").split()
 
 
+def test_pairs_that_trained_a_model_are_counted(corpus: Corpus, measured: Measured) -> None:
+    for known, said in (({"noise": 3, "distance": 3}, 1), ({"noise": 0}, 0), ({"noise": None}, 0)):
+        own = Measured(measured.specs, measured.values, trained_on=known)
+        notes = analyze(corpus, corpus.teachers, own, QUICK)["notes"]
+        assert sum("3 of 40 pairs trained the model" in note for note in notes) == said
+
+
+def test_pairs_without_a_score_are_counted_on_each_axis(corpus: Corpus, measured: Measured) -> None:
+    answers = corpus.answers.copy()
+    answers[:5, :, 6:] = np.nan  # no semantic answer
+    answers[5, :, :6] = np.nan  # no perceptual one
+    result = analyze(replace(corpus, answers=answers), corpus.teachers, measured, QUICK)
+    row = result["consensus"][0]
+    assert (row["n_pas"], row["n_sas"]) == (39, 35)
+    table = next(table for table in tables(result) if table.name == "consensus")
+    assert [column.heading for column in table.columns[1:3]] == ["pairs T-PAS", "pairs T-SAS"]
+    assert [column.cell(row) for column in table.columns[1:3]] == ["39", "35"]
+    assert any("Of 40 pairs there is no T-PAS of 1, no T-SAS of 5 and no regime of 6" in note for note in result["notes"])
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_protocol_without_semantic_questions(corpus: Corpus, measured: Measured, tmp_path: Path) -> None:
+    protocol = replace(corpus.protocol, name="looks", questions=corpus.protocol.questions[:6])
+    looks = replace(corpus, protocol=protocol, answers=corpus.answers[:, :, :6])
+    result = analyze(looks, looks.teachers, replace(measured, captions="not asked for"), QUICK)
+    why = "the protocol looks has no semantic questions"
+    assert result["undefined"]["failures"] == result["undefined"]["regimes"] == why
+    assert result["undefined"]["metric_consensus/noise/rho_sas"] == why
+    assert result["undefined"]["gallery"] == f"{why}, and there are no captions"
+    assert not [key for key in result["undefined"] if key.startswith(("regimes/", "failures/"))]
+    assert result["regimes"] is None
+    assert result["metric_consensus"]["noise"]["rho_pas"] is not None
+    assert {table.name for table in tables(result)} == {"metric_list", "consensus", "degradation", "set_level"}
+    text = summary(result)
+    assert f"No failures: {why}" in text
+    assert f"No regimes: {why}" in text
+    assert "there is no T-SAS" in text
+    assert "regimes.png" not in {path.name for path in write_figures(result, tmp_path)}
+
+
+@pytest.mark.filterwarnings("error")
+def test_regimes_of_no_pair_have_a_reason_for_each_consensus(corpus: Corpus, tmp_path: Path) -> None:
+    answers = corpus.answers.copy()
+    answers[:, :, 6:] = np.nan
+    result = analyze(replace(corpus, answers=answers), corpus.teachers, Measured({}, {}), QUICK)
+    keys = {key for key in result["undefined"] if key.startswith("regimes/")}
+    assert keys == {f"regimes/{name}/{group}" for name in DEFINITIONS for group in ("overall", "m0", "m1")}
+    assert "regimes.png" not in {path.name for path in write_figures(result, tmp_path)}
+
+
 def test_without_teachers_captions_judge(corpus: Corpus, measured: Measured) -> None:
     result = analyze(corpus, (), measured, QUICK)
     assert result["metric_consensus"] is None
@@ -215,6 +267,19 @@ def test_a_constant_metric_and_one_of_nothing(corpus: Corpus) -> None:
     assert "no pair has both" in result["undefined"]["failures/empty/threshold"]
     assert any("its quartiles mean nothing" in note for note in result["notes"])
     assert result["caption"] is None
+
+
+def test_the_text_explains_its_brackets_and_its_headings(result: dict[str, Any]) -> None:
+    text = summary(result)
+    for table in tables(result)[1:]:
+        heads = [(column.group, column.heading) for column in table.columns]
+        assert len(set(heads)) == len(heads), table.name
+        if not table.name.startswith("regimes_"):
+            assert table.notes
+            assert all(f"- {note}" in text for note in table.notes)
+    assert "in brackets within each image" in text
+    assert "harsh by chance" in text
+    assert "blind by chance" in text
 
 
 def test_tables_in_three_forms(result: dict[str, Any]) -> None:

@@ -96,6 +96,20 @@ def test_every_file_is_there_and_says_the_same_again(
     assert len(kept) == 3 * 2 * 24
 
 
+def test_a_second_run_leaves_nothing_of_the_first_that_it_did_not_make(bcs: Callable[..., int], drawn: Path) -> None:
+    given = ("corpus=manifest", f"corpus.root={drawn}", "out=audit", "captions=none", *QUICK)
+    assert bcs(*given, PIXELS) == 0
+    out = Path("audit")
+    (out / "mine.csv").write_text("a note of the user\n", encoding="utf-8")
+    assert bcs(*given, "metrics=[mse]", "analyses=[regimes]", "consensus_of=questions") == 0
+    kept = {
+        "audit.json", "audit.html", "audit.txt", "pairs.csv", "metrics.parquet", "metrics_failures.csv", "cells",
+        "degradation_values.parquet", "mine.csv", "regimes.png", "regimes.svg",
+        *(f"{name}.{kind}" for name in ("metric_list", "regimes", "regimes_teachers") for kind in ("csv", "md", "tex")),
+    }  # fmt: skip
+    assert {path.name for path in out.iterdir()} - {"set_metrics.csv", "sets"} == kept
+
+
 def test_unavailable_metrics_are_said_and_the_rest_goes_on(bcs: Callable[..., int], drawn: Path) -> None:
     corpus = ("corpus=manifest", f"corpus.root={drawn}", "out=audit")
     assert bcs(*corpus, "metrics=[mse,siglip,blip_sbert]", "analyses=[consensus,regimes]", *QUICK) == 0
@@ -212,3 +226,16 @@ def test_what_is_refused(bcs: Callable[..., int], drawn: Path, capsys: pytest.Ca
     assert "no teacher called 'nobody'" in capsys.readouterr().err
     assert bcs(*corpus, PIXELS, "options={ssim:{windows:uniform}}") == 2
     assert "has no option windows" in capsys.readouterr().err
+
+
+def test_a_model_on_its_own_training_pairs_is_said(bcs: Callable[..., int]) -> None:
+    given = ("corpus=brainbank", "out=audit", "metrics=[bcs]", "analyses=[consensus]", "bootstrap.resamples=100")
+    assert bcs(*given) == 0
+    result = strict(Path("audit/audit.json"))
+    rows = {row["metric"]: row for row in result["metrics"]}
+    assert 0 < rows["bcs_pas"]["trained_on"] == rows["bcs_sas"]["trained_on"] <= result["n_pairs"]
+    said = [note for note in result["notes"] if "trained the model" in note]
+    assert len(said) == 1
+    assert f"{rows['bcs_sas']['trained_on']:,} of {result['n_pairs']:,} pairs" in said[0]
+    for name in ("audit.txt", "audit.html"):
+        assert "trained the model or stopped its training" in Path("audit", name).read_text(encoding="utf-8")

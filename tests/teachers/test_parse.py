@@ -412,6 +412,8 @@ def test_other_fields_hold_no_label(field: str) -> None:
 def test_fields_that_contradict_the_label(field: str) -> None:
     for text in (f'{{"answer": "yes", {field}}}', f'{{"P5": {{{field}, "answer": "yes"}}}}'):
         assert one(text) is None
+    if field.split('"')[1] in ("correct", "revised", "final", "correction", "negate", "anwser"):
+        assert one(f'{{"P5": "yes", {field}}}') is None
 
 
 @pytest.mark.parametrize(
