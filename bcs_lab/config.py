@@ -8,9 +8,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from bcs_lab.catalogue import wrong_corpus_keys
 from bcs_lab.encoders import ENCODER_GROUPS, group_label, list_encoders
@@ -39,7 +39,31 @@ Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Analysis = Literal["consensus", "failures", "captions", "degradation", "regimes", "gallery"]
-Names = Annotated[list[str], Field(min_length=1), AfterValidator(_distinct)]
+
+
+def _several(value: Any) -> list[str] | None:
+    """Distinct names, also where one was given bare; ``None`` where that is not what is there."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        return None
+    return names if len(set(names)) == len(names) else None
+
+
+def _metrics(value: Any) -> Any:
+    names = value if value in ("all", "list") else _several(value)
+    if names is None:
+        raise ValueError(
+            f"expected all, list, or one or more distinct metrics (metrics=list shows them), got {value!r}"
+        )
+    return names
+
+
+def _analyses(value: Any) -> Any:
+    names = value if value == "all" else _several(value)
+    if names is None or (names != "all" and not set(names) <= set(get_args(Analysis))):
+        raise ValueError(f"expected all or one or more distinct ones of {', '.join(get_args(Analysis))}, got {value!r}")
+    return names
+
 
 
 class CorpusConfig(Section):
@@ -537,11 +561,11 @@ class SentencesConfig(Section):
 
 
 class AuditConfig(Section):
-    """Settings of ``bcs audit``; ``metrics``: ``all``, ``list``, names; ``captions``: ``auto``, ``none``, a file."""
+    """Settings of ``bcs audit``; ``metrics``: ``all``, ``list``, one or more names; ``captions``: ``auto``, ``none``, a file."""
 
     corpus: CorpusConfig
-    metrics: Literal["all", "list"] | Names = "all"
-    analyses: Literal["all"] | Annotated[list[Analysis], Field(min_length=1), AfterValidator(_distinct)] = "all"
+    metrics: Annotated[Literal["all", "list"] | list[str], BeforeValidator(_metrics)] = "all"
+    analyses: Annotated[Literal["all"] | list[Analysis], BeforeValidator(_analyses)] = "all"
     out: str | None = None
     teachers: Annotated[int, Field(strict=True)] | str | list[str] = "all"
     consensus_of: Literal["teachers", "questions"] = "teachers"

@@ -561,7 +561,7 @@ def test_interrupted(cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(reply) as server:
         assert go(command(server, "backend.concurrency=1")) == 130
         kept = len(records())
-        assert kept in (2, 3)  # the third may be on its way
+        assert kept in (1, 2, 3)  # the last ones may be on their way
         assert f"{kept} replies of this run are kept" in capsys.readouterr().err
         count, server.reply = server.count, good
         assert go(command(server)) == 0

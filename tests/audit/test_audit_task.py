@@ -218,8 +218,6 @@ def test_what_is_refused(bcs: Callable[..., int], drawn: Path, capsys: pytest.Ca
     corpus = ("corpus=manifest", f"corpus.root={drawn}", *QUICK)
     assert bcs(*corpus, "metrics=[simm]") == 2
     assert "Did you mean" in capsys.readouterr().err
-    assert bcs(*corpus, PIXELS, "analyses=[everything]") == 2
-    assert "analyses" in capsys.readouterr().err
     assert bcs(*corpus, PIXELS, "captions=none.jsonl", "out=audit") == 2
     assert "captions=" in capsys.readouterr().err
     assert bcs(*corpus, PIXELS, "teachers=[nobody]") == 2
@@ -239,3 +237,33 @@ def test_a_model_on_its_own_training_pairs_is_said(bcs: Callable[..., int]) -> N
     assert f"{rows['bcs_sas']['trained_on']:,} of {result['n_pairs']:,} pairs" in said[0]
     for name in ("audit.txt", "audit.html"):
         assert "trained the model or stopped its training" in Path("audit", name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("analyses=[everything]", "analyses: expected all or one or more distinct ones of consensus, failures, "
+         "captions, degradation, regimes, gallery, got ['everything']"),
+        ("analyses=[]", "gallery, got []"),
+        ("analyses=[consensus,consensus]", "got ['consensus', 'consensus']"),
+        ("metrics=[]", "metrics: expected all, list, or one or more distinct metrics (metrics=list shows them), got []"),
+        ("metrics=3", "shows them), got 3"),
+    ],
+)  # fmt: skip
+def test_one_line_says_what_may_be_chosen(
+    bcs: Callable[..., int], capsys: pytest.CaptureFixture[str], given: str, said: str
+) -> None:
+    assert bcs("corpus=brainbank", given) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "1 config problem(s)" in error
+    assert "validator" not in error
+    assert "function" not in error
+
+
+def test_a_single_name_needs_no_brackets(bcs: Callable[..., int], drawn: Path) -> None:
+    given = ("corpus=manifest", f"corpus.root={drawn}", "out=audit", *QUICK)
+    assert bcs(*given, "metrics=mse", "analyses=regimes") == 0
+    result = strict(Path("audit/audit.json"))
+    assert [row["metric"] for row in result["metrics"]] == ["mse"]
+    assert result["settings"]["analyses"] == ["regimes"]
