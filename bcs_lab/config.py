@@ -39,6 +39,7 @@ Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Analysis = Literal["consensus", "failures", "captions", "degradation", "regimes", "gallery"]
+Names = Annotated[list[str], Field(min_length=1), AfterValidator(_distinct)]
 
 
 def _several(value: Any) -> list[str] | None:
@@ -63,7 +64,6 @@ def _analyses(value: Any) -> Any:
     if names is None or (names != "all" and not set(names) <= set(get_args(Analysis))):
         raise ValueError(f"expected all or one or more distinct ones of {', '.join(get_args(Analysis))}, got {value!r}")
     return names
-
 
 
 class CorpusConfig(Section):
@@ -561,7 +561,7 @@ class SentencesConfig(Section):
 
 
 class AuditConfig(Section):
-    """Settings of ``bcs audit``; ``metrics``: ``all``, ``list``, one or more names; ``captions``: ``auto``, ``none``, a file."""
+    """Settings of ``bcs audit``; ``metrics``: ``all``, ``list``, or names; ``captions``: ``auto``, ``none``, a file."""
 
     corpus: CorpusConfig
     metrics: Annotated[Literal["all", "list"] | list[str], BeforeValidator(_metrics)] = "all"

@@ -12,6 +12,8 @@ from bcs_lab.files import read_json
 from bcs_lab.model_files import CARD, FAMILIARITY, MANIFEST
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from bcs_lab.ensemble import Ensemble
 
 logger = logging.getLogger(__name__)
@@ -177,3 +179,58 @@ def _check_repo(repo: str) -> None:
 def _short(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:200] + "…"
+
+
+def known_split(model: Path) -> pd.DataFrame | None:
+    """In which part each pair was when a model was trained: ``pair_id``, ``concept`` and ``split``, all text.
+
+    Args:
+        model: the model's folder; its run's ``split.parquet`` lies beside it, that of the shipped model in it.
+
+    Returns:
+        ``None`` where there is no such file.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    import pandas as pd
+
+    path = next((path for place in (model.parent, model) if (path := place / "split.parquet").is_file()), None)
+    if path is None:
+        return None
+    try:
+        frame = pd.read_parquet(path).reindex(columns=["pair_id", "concept", "split"], fill_value="").astype(str)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{path}: expected the parts of the training run as a Parquet table, cannot be read ({error}); restore the "
+            "file, or remove it to go on without knowing which pairs trained the model."
+        ) from None
+    return frame
+
+
+def trained_on(scored: pd.DataFrame, model: Path) -> int | None:
+    """How many pairs trained the model or stopped its training.
+
+    The same id with the same concept counts, whatever the corpus is called.
+
+    Args:
+        scored: pairs with ``pair_id`` and, if known, ``concept``.
+        model: the model's folder.
+
+    Returns:
+        ``None`` where no split is known.
+
+    Raises:
+        ModelError: see :func:`known_split`.
+    """
+    from bcs_lab.split import concept_key
+
+    split = known_split(model)
+    if split is None:
+        return None
+    if "concept" not in scored:
+        return 0
+    used = split[~split["split"].isin(["test", "unused"])]
+    known = set(zip(used["pair_id"], used["concept"].map(concept_key), strict=True))
+    pairs = zip(scored["pair_id"].astype(str), scored["concept"].map(concept_key), strict=True)
+    return sum(pair in known for pair in pairs)

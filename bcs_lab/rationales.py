@@ -84,7 +84,7 @@ class SentenceEncoder:
         if store is not None:
             keys = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in texts]
             compute: Compute = lambda todo: self._compute(texts, todo)  # noqa: E731
-            return store.fill(self.identity, keys, compute, label="rationales").embeddings
+            return store.fill(self.identity, keys, compute, label="texts").embeddings
         unique = list(dict.fromkeys(texts))
         vectors = np.zeros((len(unique), self.identity["dim"]), dtype=np.float32)
         for positions, values in self._compute(unique, list(range(len(unique)))):
@@ -100,8 +100,8 @@ class SentenceEncoder:
         order = sorted(todo, key=lambda at: len(texts[at]))
         show = sys.stderr.isatty()
         if not show:
-            log.info("embedding %s rationales on %s", f"{len(order):,}", self.device)
-        with torch.inference_mode(), tqdm(total=len(order), desc="rationales", unit="text", disable=not show) as bar:
+            log.info("embedding %s texts on %s", f"{len(order):,}", self.device)
+        with torch.inference_mode(), tqdm(total=len(order), desc="texts", unit="text", disable=not show) as bar:
             for start in range(0, len(order), self.batch_size):
                 batch = order[start : start + self.batch_size]
                 tokens = self.tokenizer(

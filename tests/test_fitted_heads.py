@@ -444,3 +444,20 @@ def test_similarity_mlp_starts_as_the_training_mean() -> None:
 def test_settings_are_checked(name: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_head(name, 21, 5, **settings)
+
+
+@pytest.mark.parametrize("name", ["ridge", "kernel", "trees", "boosting", "stack"])
+def test_extra_rows_leave_the_level_of_the_others(name: str) -> None:
+    """Known negatives may change the order of pairs, not the mean of the corpus' own."""
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=(60, 4)).astype(np.float32)
+    y = (0.5 + 0.3 * np.tanh(x[:, :2])).astype(np.float32)
+    extra = ExtraRows(
+        generator.normal(-1, 1, (60, 4)).astype(np.float32), np.zeros((60, 2), np.float32), np.ones((60, 2), np.float32)
+    )
+    settings = {"trees": {"trees": 20}, "boosting": {"trees": 20}, "stack": {"of": ["ridge", {"trees": {"trees": 20}}]}}
+    head = build_head(name, 4, 2, **settings.get(name, {}))
+    head.fit(x, y, np.ones_like(y), 0, groups=np.arange(60) // 3, extra=extra)
+    with torch.inference_mode():
+        found = head(torch.from_numpy(x)).prediction.numpy()
+    np.testing.assert_allclose(found.mean(axis=0), y.mean(axis=0), atol=0.01)

@@ -13,7 +13,7 @@ from bcs_lab import BCS
 from bcs_lab.corpus import load_corpus
 from bcs_lab.ensemble import Ensemble
 from bcs_lab.evaluate import evaluate
-from bcs_lab.lite import ENCODERS, HEAD, NAME, lite_card, train_lite
+from bcs_lab.lite import ENCODERS, HEAD, NAME, decoder_families, lite_card, train_lite
 from bcs_lab.models import SHIPPED_FOLDER, resolve_model
 from bcs_lab.similarity import load_describer, pair_similarities, similarity_matrix
 
@@ -164,3 +164,29 @@ def test_bank_leaves_out_pictures_of_the_same_thing() -> None:
     assert not torch.allclose(own, other)
     few = Bank("", (("head", 0),), (rows[:12],), bank.reconstruction[:12], group[:12])
     assert few.compare([rows[0]], [rows[1]]).abs().max() == 0
+
+
+def test_parts_of_the_shipped_model_and_a_damaged_split(tmp_path: Path) -> None:
+    import shutil
+
+    from bcs_lab.errors import ModelError
+    from bcs_lab.models import known_split
+
+    frame = known_split(SHIPPED_FOLDER)
+    assert frame is not None
+    assert set(frame["split"]) == {"train"}
+    assert len(frame) == 311
+    shutil.copy(SHIPPED_FOLDER / "split.parquet", tmp_path / "split.parquet")
+    (tmp_path / "split.parquet").write_bytes(b"junk")
+    with pytest.raises(ModelError, match=r"split\.parquet"):
+        known_split(tmp_path)
+
+
+def test_variants_of_a_decoder_are_left_out_together() -> None:
+    corpus = load_corpus("brainbank")
+    methods = corpus.pairs["method"].to_numpy(dtype=object)
+    families = decoder_families(methods)
+    assert {name for name, family in zip(methods, families, strict=True) if family == "ATM"} == {
+        "ATM", "ATM+contrastive", "ATM-S_SDXL-prompt", "ATM_clip-only_repro",
+    }  # fmt: skip
+    assert len(set(families)) == len(set(methods)) - 3

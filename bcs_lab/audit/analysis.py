@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from bcs_lab.agreement import cluster_draws
 from bcs_lab.audit.consensus_scores import DEFINITIONS, consensus_scores
-from bcs_lab.audit.correlations import Correlation, WithinMethods, correlation, pooling, within_methods
+from bcs_lab.audit.correlations import NOTABLE, Correlation, WithinMethods, correlation, pooling, within_methods
 from bcs_lab.audit.degradation import SEVERITIES, TITLES, tracking
 from bcs_lab.audit.failure_rates import FailureRates, quartile_rates, threshold_rates
 from bcs_lab.audit.gallery import mean_ranks, worst_pairs
+from bcs_lab.audit.groups import OVERALL, group_of
 from bcs_lab.consensus import teacher_answers
 from bcs_lab.corpus.schema import Corpus
 from bcs_lab.methods import UNKNOWN, clusters
@@ -44,9 +45,6 @@ ANALYSES: Mapping[str, str] = {
 
 #: Axis -> end of the keys of its columns.
 SHORT: Mapping[str, str] = {"t_pas": "pas", "t_sas": "sas"}
-
-#: Of a table by groups: all pairs together.
-OVERALL = "overall"
 
 NO_TEACHER = "no teacher has answered questions about this corpus"
 
@@ -493,7 +491,7 @@ def _regimes(pairs: _Pairs, definition: str, settings: Settings) -> list[Row]:
     codes = regime_codes(scores["t_pas"], scores["t_sas"], settings.threshold)
     methods = np.array(pairs.methods, dtype=object)
     groups = [(OVERALL, np.ones(len(codes), dtype=bool))]
-    groups += [(name, methods == name) for name in sorted(set(pairs.methods) - {""})]
+    groups += [(group_of(name), methods == name) for name in sorted(set(pairs.methods) - {""})]
     rows = []
     for name, here in groups:
         own = codes[here]
@@ -513,12 +511,8 @@ def _regimes(pairs: _Pairs, definition: str, settings: Settings) -> list[Row]:
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, Row]:
-    """The rows by name of the group; a method called like all pairs together comes under its own name in quotes."""
-    out: dict[str, Row] = {}
-    for row in rows:
-        key = row["group"] if row["group"] not in out else f"'{row['group']}'"
-        out[key] = {name: value for name, value in row.items() if name not in ("group", "paper")}
-    return out
+    """The rows by name of the group."""
+    return {row["group"]: {key: value for key, value in row.items() if key not in ("group", "paper")} for row in rows}
 
 
 # --- set-level metrics ----------------------------------------------------------------------------------------------
@@ -527,7 +521,7 @@ def _groups(rows: Sequence[Row]) -> dict[str, Row]:
 def _set_level(pairs: _Pairs, measured: Measured, settings: Settings) -> list[Row]:
     """Set-level metrics by group, beside the mean T-PAS and T-SAS of the same pairs."""
     scores = pairs.scores.get(settings.consensus, {})
-    names = pairs.corpus.pairs["method"].astype(str).to_numpy()
+    names = np.array([group_of(name) for name in pairs.corpus.pairs["method"].astype(str)], dtype=object)
     rows = []
     for row in measured.sets:
         here = np.ones(len(names), dtype=bool) if row["group"] == OVERALL else names == row["group"]
@@ -652,10 +646,17 @@ def _notes(result: Row, measured: Measured, pairs: _Pairs) -> list[str]:
     for reason, ids in result["flags"].items():
         shown = ", ".join(ids[:5]) + (", …" if len(ids) > 5 else "")
         out.append(f"{len(ids):,} of {len(pairs.corpus):,} pairs: {reason} ({shown}).")
-    for row in result["metrics"]:
-        if row["unavailable"] is None and row["without_value"]:
+    # A picture that cannot be read costs every metric its value: that is said once.
+    ran = [row for row in result["metrics"] if row["unavailable"] is None]
+    titles: dict[tuple[int, str], list[str]] = {}
+    for row in ran:
+        if row["without_value"]:
             why = "; ".join(f"{reason} ({n:,})" for reason, n in row["failed"].items()) or "undefined"
-            out.append(f"{row['title']}: no value for {row['without_value']:,} of {len(pairs.corpus):,} pairs: {why}.")
+            titles.setdefault((row["without_value"], why), []).append(row["title"])
+    for (n, why), names in titles.items():
+        who = "Every metric" if len(names) == len(ran) > 1 else ", ".join(names)
+        out.append(f"{who}: no value for {n:,} of {len(pairs.corpus):,} pairs: {why}.")
+    for row in result["metrics"]:
         if row["infinite"]:
             out.append(
                 f"{row['title']}: infinite for {row['infinite']:,} of {len(pairs.corpus):,} pairs (identical "
@@ -684,9 +685,9 @@ def _consensus_notes(result: Row, pairs: _Pairs) -> list[str]:
         if not lacking:
             neither = np.isnan(scores["t_pas"]) | np.isnan(scores["t_sas"])
             said.append(f"no regime of {int(neither.sum()):,}")
+        which = " and ".join([", ".join(said[:-1]), said[-1]] if said[1:] else said)
         out.append(
-            f"Of {len(pairs.corpus):,} pairs there is {' and '.join([', '.join(said[:-1]), said[-1]] if said[1:] else said)} "
-            "for want of answers; they have no part in what needs it."
+            f"Of {len(pairs.corpus):,} pairs there is {which} for want of answers; they have no part in what needs it."
         )
     return out
 
@@ -704,13 +705,29 @@ def _training_notes(result: Row, measured: Measured) -> list[str]:
     ]
 
 
+def most_and_least(rows: Sequence[Row], key: str) -> tuple[Row | None, Row | None]:
+    """The metrics of the largest and of the smallest correlation, signs included.
+
+    Args:
+        rows: of metrics.
+        key: of the correlation, such as ``rho_sas``.
+
+    Returns:
+        Both ``None`` where no correlation is as far from zero as :data:`~bcs_lab.audit.correlations.NOTABLE`; the
+        second one also where there is one metric only, or all are the same.
+    """
+    known = [row for row in rows if row[key] is not None]
+    if not any(abs(row[key]) >= NOTABLE for row in known):
+        return None, None
+    most, least = max(known, key=lambda row: row[key]), min(known, key=lambda row: row[key])
+    return most, least if least[key] < most[key] else None
+
+
 def _axis_notes(result: Row) -> list[str]:
     """Which metrics go with T-SAS most and least."""
-    rows = [row for row in result["consensus"] if row["rho_sas"] is not None]
-    if len(rows) < 2:
+    most, least = most_and_least(result["consensus"], "rho_sas")
+    if most is None or least is None:
         return []
-    rows.sort(key=lambda row: -row["rho_sas"])
-    most, least = rows[0], min(rows, key=lambda row: abs(row["rho_sas"]))
     return [
         f"With T-SAS, {most['title']} goes most (rank correlation {_signed(most['rho_sas'])}) and {least['title']} "
         f"least ({_signed(least['rho_sas'])})."

@@ -149,12 +149,21 @@ def _fault(line: Any) -> str:
     if ("pair_id" in line) == ("image" in line):
         return f"expected either pair_id or image, found the keys {', '.join(line) or '(none)'}"
     if "image" in line:
-        wanted: tuple[str, ...] = ("image", "caption")
+        known: tuple[str, ...] = ("image", "caption")
+        wanted = known
     else:
+        known = ("pair_id", *_SIDES)
         wanted = ("pair_id", *(side for side in _SIDES if line.get(side) is not None))
+    unknown = [key for key in line if key not in known]
+    if unknown:
+        return f"expected the keys {', '.join(known)} only, found also {', '.join(unknown)}"
+    if wanted == ("pair_id",):
+        return f"expected a caption under {' or '.join(_SIDES)}, found neither"
     for key in wanted:
         if not isinstance(line.get(key), str):
             return f"{key}: expected text, found {line.get(key)!r}"
+        if key not in ("pair_id", "image") and not clean_caption(line[key]):
+            return f"{key}: expected words, found {line[key]!r}; leave the key out where there is no caption"
     return ""
 
 

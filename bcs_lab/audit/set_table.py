@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bcs_lab.audit.groups import OVERALL, group_of
 from bcs_lab.audit.metrics import Metric, load_metrics, metric_spec
 from bcs_lab.audit.metrics.base import batches, digest
 from bcs_lab.audit.table import Contents, distinct_pairs
@@ -37,7 +38,6 @@ from bcs_lab.files import replacing
 log = logging.getLogger(__name__)
 
 TABLE, PARTS = "set_metrics.csv", "sets"
-OVERALL = "overall"
 #: Reconstructions whose correlations are written at once.
 PART = 256
 #: References whose features are multiplied at once.
@@ -275,7 +275,7 @@ class _Correlations:
         row_of = {image: at for at, image in enumerate(self.references)}
         usable = np.array([row not in self._why() for row in range(len(self.corpus))], dtype=bool)
         methods = self.corpus.pairs["method"].astype(str).to_numpy()
-        groups = {OVERALL: usable, **{name: usable & (methods == name) for name in sorted(set(methods))}}
+        groups = {OVERALL: usable, **{group_of(name): usable & (methods == name) for name in sorted(set(methods))}}
         out = []
         for group, mask in groups.items():
             pairs = [self.contents.pairs[at] for at in self.contents.pair_of[mask].tolist()]

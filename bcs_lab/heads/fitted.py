@@ -80,6 +80,24 @@ class FittedHead(Head):
         # times as long. And one thread gives the same digits however many cores there are.
         with threadpool_limits(limits=1, user_api="blas"):
             self._fit(rows, seed)
+            if extra is not None:
+                self._level(rows)
+
+    def _level(self, rows: TrainingRows) -> None:
+        """Give the corpus' own rows their mean again, question by question, which extra rows have pulled away.
+
+        Known negatives are to teach which pair is worse, not that all are; a constant a question changes no order.
+        """
+        own = rows.part(rows.groups != NO_GROUP)
+        with torch.inference_mode():
+            found = self(torch.from_numpy(np.ascontiguousarray(own.x, dtype=np.float32))).prediction.double().numpy()
+        total = own.weight.sum(axis=0)
+        gap = (own.weight * np.where(own.weight > 0, own.y - found, 0.0)).sum(axis=0)
+        self.shift(np.divide(gap, total, out=np.zeros_like(gap), where=total > 0))
+
+    def shift(self, offset: Floats) -> None:
+        """Add a constant to every question's prediction, before it is clipped: float64 [n_questions]."""
+        raise NotImplementedError
 
     def _fit(self, rows: TrainingRows, seed: int) -> None:
         """Fit on rows in which every question has an answer."""

@@ -105,6 +105,10 @@ class KernelHead(Stored, FittedHead):
                 out[index][:, :, questions] = kernel[held] @ found + mean
         return list(out.reshape(-1, *out.shape[2:]))
 
+    def shift(self, offset: Floats) -> None:
+        """See the base class."""
+        self.means += torch.from_numpy(offset)
+
     def forward(self, x: Tensor) -> HeadOutput:
         """[n, in_dim] -> predictions in [0, 1]."""
         z = self.standardiser(x).to(self.dual.dtype)

@@ -77,6 +77,10 @@ class RidgeHead(FittedHead):
                 out[:, :, questions] = z[held] @ slopes + intercepts[:, None, :]
         return list(out)
 
+    def shift(self, offset: Floats) -> None:
+        """See the base class."""
+        self.intercepts += torch.from_numpy(offset).to(self.intercepts.dtype)
+
     def forward(self, x: Tensor) -> HeadOutput:
         """[n, in_dim] -> predictions in [0, 1]."""
         return HeadOutput((self.standardiser(x) @ self.coefficients + self.intercepts).clamp(0.0, 1.0))

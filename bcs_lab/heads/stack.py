@@ -95,6 +95,12 @@ class StackHead(FittedHead):
             if weight > 0 or not best:
                 _fit(part, rows, seed)
 
+    def shift(self, offset: Floats) -> None:
+        """See the base class; weights sum to 1."""
+        for part in self.parts.values():
+            assert isinstance(part, FittedHead)
+            part.shift(offset)
+
     def forward(self, x: Tensor) -> HeadOutput:
         """[n, in_dim] -> predictions in [0, 1]."""
         parts = torch.stack([part(x).prediction for part in self.parts.values()])
@@ -104,11 +110,13 @@ class StackHead(FittedHead):
 
 def _named(of: Any) -> list[tuple[Any, Any]]:
     """Names and settings in their order; what is neither is left for the caller to refuse."""
-    items = [of] if isinstance(of, (str, Mapping)) else of
+    items = list(of) if isinstance(of, Sequence) and not isinstance(of, str) else [of]
     out: list[tuple[Any, Any]] = []
     for item in items:
         out += (
-            [(name, settings or {}) for name, settings in item.items()] if isinstance(item, Mapping) else [(item, {})]
+            [(name, settings or {}) for name, settings in item.items()]
+            if isinstance(item, Mapping)
+            else [(item if isinstance(item, str) else str(item), {})]
         )
     return out
 

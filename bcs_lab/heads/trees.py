@@ -200,6 +200,10 @@ class TreesHead(FittedHead):
         self.forest.grow(groups, np.zeros(self.n_questions))
         _compare(self.forest, models, rows)
 
+    def shift(self, offset: Floats) -> None:
+        """See the base class."""
+        self.forest.base += torch.from_numpy(offset)
+
     def forward(self, x: Tensor) -> HeadOutput:
         """[n, in_dim] -> predictions in [0, 1]."""
         return HeadOutput(self.forest(x).clamp(0.0, 1.0).to(x.dtype))
@@ -279,6 +283,10 @@ class BoostingHead(FittedHead):
                     base[question] = float(y[0])
             self.forest.grow(groups, base)
             _compare(self.forest, models, rows)
+
+    def shift(self, offset: Floats) -> None:
+        """See the base class."""
+        self.forest.base += torch.from_numpy(offset)
 
     def forward(self, x: Tensor) -> HeadOutput:
         """[n, in_dim] -> predictions in [0, 1]."""

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from bcs_lab import __version__
-from bcs_lab.audit.analysis import SHORT
+from bcs_lab.audit.analysis import SHORT, most_and_least
 from bcs_lab.audit.consensus_scores import DEFINITIONS
 from bcs_lab.audit.degradation import LEVELS, SEVERITIES, TITLES
 from bcs_lab.corpus.schema import Corpus
@@ -99,18 +99,15 @@ def _tiles(result: Result) -> list[dict[str, str]]:
     def tile(name: str, value: str, *notes: str, kind: str = "") -> None:
         tiles.append({"name": name, "value": value, "note": "\n".join(note for note in notes if note), "kind": kind})
 
-    rows = [row for row in result["consensus"] if row["rho_sas"] is not None]
-    if rows:
-        best = max(rows, key=lambda row: row["rho_sas"])
+    best, least = most_and_least(result["consensus"], "rho_sas")
+    if best is not None:
         tile("Most with T-SAS", best["title"], f"ρ {number(best['rho_sas'])}, 95 % {_bounds(best, 'rho_sas')}",
              _within(best, "sas"), kind="sas long")  # fmt: skip
-        least = min(rows, key=lambda row: abs(row["rho_sas"]))
-        if least is not best:
-            tile("Least with T-SAS", least["title"], f"ρ {number(least['rho_sas'])}, 95 % {_bounds(least, 'rho_sas')}",
-                 _within(least, "sas"), kind="sas long")  # fmt: skip
-    seen = [row for row in result["consensus"] if row["rho_pas"] is not None]
-    if seen:
-        best = max(seen, key=lambda row: row["rho_pas"])
+    if least is not None:
+        tile("Least with T-SAS", least["title"], f"ρ {number(least['rho_sas'])}, 95 % {_bounds(least, 'rho_sas')}",
+             _within(least, "sas"), kind="sas long")  # fmt: skip
+    best, _ = most_and_least(result["consensus"], "rho_pas")
+    if best is not None:
         tile("Most with T-PAS", best["title"], f"ρ {number(best['rho_pas'])}, 95 % {_bounds(best, 'rho_pas')}",
              _within(best, "pas"), kind="pas long")  # fmt: skip
     harsh = [row for row in result["failures"] if row["threshold_harshness"] is not None]

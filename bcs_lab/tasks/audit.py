@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 
 from bcs_lab.config import AuditConfig, absolute, parse
 from bcs_lab.consensus import select_teachers
-from bcs_lab.errors import EncoderError
+from bcs_lab.errors import ConfigError, EncoderError
 from bcs_lab.files import check_writable, write_json, write_text
 from bcs_lab.tasks.inputs import open_corpus, open_store, report_skipped
 
@@ -55,9 +56,11 @@ def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
     from bcs_lab.report.audit_tables import summary, write_tables
 
     names = _names(config)
+    _check_options(config, names)
     target = absolute(config.out, start) or out
     check_writable(target / RESULT, "out")
     corpus = open_corpus(config.corpus, start, need_answers=False)
+    _check_encoders(names, corpus, config, start)
     report_skipped(corpus, out)
     teachers = select_teachers(corpus.teachers, config.teachers) if corpus.teachers else ()
     settings = Settings(
@@ -116,6 +119,52 @@ def _names(config: AuditConfig) -> list[str]:
     return expand(list(config.metrics))
 
 
+def _check_options(config: AuditConfig, names: Sequence[str]) -> None:
+    """Refuse options of what is not computed: most often a slip of the pen.
+
+    Raises:
+        ConfigError: naming each of them.
+    """
+    from bcs_lab.audit.metrics import GROUPS
+
+    asked = [*names, *(group for group, columns in GROUPS.items() if set(columns) & set(names))]
+    if config.captions == "auto":
+        asked.append(CAPTION_METRIC)
+    stray = [name for name in config.options or {} if name not in asked]
+    if stray:
+        near = [match for name in stray for match in difflib.get_close_matches(name, asked, n=1, cutoff=0.6)]
+        hint = f" Did you mean {' and '.join(near)}?" if near else f" Asked for: {', '.join(dict.fromkeys(asked))}."
+        raise ConfigError(
+            f"options: expected metrics that are asked for (metrics), found {', '.join(map(repr, stray))}.{hint}"
+        )
+
+
+def _check_encoders(names: Sequence[str], corpus: Corpus, config: AuditConfig, start: Path) -> None:
+    """Refuse the cosine of an encoder that nobody knows: it can never be had, unlike one whose weights are missing.
+
+    Raises:
+        ConfigError: listing the known ones and those that the corpus ships or were imported for its pairs.
+    """
+    from bcs_lab.audit.metrics.cosine import PREFIX, encoders_of
+    from bcs_lab.embeddings import stored_names
+    from bcs_lab.encoders import LIBRARIES, encoder_spec, unknown_encoder
+
+    also = ", ".join(f"{PREFIX}{library}:MODEL" for library in LIBRARIES)
+    problems = []
+    for name in names:
+        for part in encoders_of(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else ():
+            try:
+                encoder_spec(part)
+            except EncoderError:
+                others = [*corpus.shipped, *stored_names(open_store(config.store, start), corpus)]
+                if part not in others:
+                    # Its last words are about the settings of other commands.
+                    known = unknown_encoder(part, others).partition("; any other model by")[0]
+                    problems.append(f"metrics: {name}: {known}; any other model by {also}.")
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
 def _options(config: AuditConfig, names: Sequence[str], start: Path) -> dict[str, dict[str, Any]]:
     """Options of the metrics, with the settings that have a key of their own."""
     from bcs_lab.audit.metrics import GROUPS
@@ -154,7 +203,7 @@ def _measured(
     brought = _brought_captions(corpus, config, start) if "captions" in analyses else ("not asked for", {})
     hidden = [CAPTION_METRIC] if brought is None and CAPTION_METRIC not in names else []
     wanted = [*names, *hidden]
-    table, loaded, unavailable = _table(corpus, wanted, config, target, start)
+    table, loaded, unavailable = _table(corpus, wanted, config, target, start, quiet=hidden)
     if brought is None:
         brought = _blip_captions(table, unavailable)
     captions, caption_facts = brought
@@ -184,7 +233,7 @@ def _measured(
 def _trained_on(corpus: Corpus, names: Sequence[str], config: AuditConfig, start: Path) -> dict[str, int | None]:
     """Of metrics that are a trained model: how many of the pairs it was trained on, where that is known."""
     from bcs_lab.audit.metrics import metric_spec
-    from bcs_lab.audit.metrics.model import trained_on
+    from bcs_lab.models import resolve_model, trained_on
 
     options = _options(config, names, start)
     models = {
@@ -192,12 +241,12 @@ def _trained_on(corpus: Corpus, names: Sequence[str], config: AuditConfig, start
         for name in names
         if metric_spec(name).kind == "model"
     }
-    counts = {model: trained_on(corpus.pairs, model) for model in set(models.values())}
+    counts = {model: trained_on(corpus.pairs, resolve_model(model)) for model in set(models.values())}
     return {name: counts[model] for name, model in models.items()}
 
 
 def _table(
-    corpus: Corpus, names: Sequence[str], config: AuditConfig, target: Path, start: Path
+    corpus: Corpus, names: Sequence[str], config: AuditConfig, target: Path, start: Path, quiet: Sequence[str] = ()
 ) -> tuple[MetricTable, list[Metric], dict[str, str]]:
     """The metric table, the metrics that are loaded, and why the others are not there."""
     from bcs_lab.audit.metrics import GROUPS, load_metrics, metric_spec
@@ -210,7 +259,9 @@ def _table(
     metrics: list[Metric] = []
     missing: dict[str, str] = {}
     if corpus.root is not None:
-        metrics, missing = load_metrics(pairwise, options=options, device=config.device, compat=config.compat)
+        metrics, missing = load_metrics(
+            pairwise, options=options, device=config.device, compat=config.compat, quiet=quiet
+        )
     by_name = {metric.spec.name: metric for metric in metrics}
     # Embeddings of an encoder that is not here may have been imported, and a corpus may ship them.
     asked = [by_name.get(n, n) for n in pairwise if n in by_name or n.startswith(PREFIX) or corpus.root is None]
@@ -318,7 +369,7 @@ def _brought_captions(corpus: Corpus, config: AuditConfig, start: Path) -> tuple
 def _blip_captions(table: MetricTable, unavailable: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
     if CAPTION_METRIC in unavailable or CAPTION_METRIC not in table.values:
         reason = unavailable.get(CAPTION_METRIC, "the captioner was not run").splitlines()[0]
-        return f"{reason} Captions can be brought in as a file: captions=FILE.jsonl", {}
+        return f"{reason.removesuffix('.')}. Captions can be brought in as a file: captions=FILE.jsonl", {}
     cosine = table.values[CAPTION_METRIC].to_numpy(dtype=np.float64)
     identity = table.identities.get(CAPTION_METRIC, {})
     facts = {

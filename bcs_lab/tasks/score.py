@@ -18,7 +18,7 @@ from bcs_lab.corpus.folders import FolderPairs, pair_paths
 from bcs_lab.errors import ConfigError, CorpusError, Problem, RunError, listing
 from bcs_lab.files import check_writable, replacing, write_json, write_text
 from bcs_lab.methods import method_differences, method_table, regime_shares, verdict
-from bcs_lab.models import HUB, resolve_model
+from bcs_lab.models import HUB, known_split, resolve_model, trained_on
 from bcs_lab.regimes import REGIMES
 from bcs_lab.tasks.inputs import open_corpus, open_store
 
@@ -128,18 +128,21 @@ def _source(config: ScoreConfig, model: Path, start: Path) -> FolderPairs | Corp
 
 def _part(corpus: Corpus, part: str, model: Path) -> Corpus:
     """The pairs that were in one part when the model was trained, by the run's ``split.parquet``."""
-    path = model.parent / "split.parquet"
-    if not path.is_file():
+    frame = known_split(model)
+    if frame is None:
         raise RunError(
-            f"part={part}: {path} is not there; a part is known only where the model lies in its run's folder."
+            f"part={part}: no split.parquet lies beside {model}; a part is known only where the model lies in its "
+            "run's folder."
         )
-    frame = pd.read_parquet(path)
-    wanted = set(frame.loc[frame["split"] == part, "pair_id"].astype(str))
+    wanted = set(frame.loc[frame["split"] == part, "pair_id"])
+    if not wanted:
+        counts = ", ".join(f"{n} {name}" for name, n in frame["split"].value_counts().items())
+        raise RunError(f"part={part}: the model's run has no such pairs, only {counts}.")
     keep = corpus.pairs["pair_id"].astype(str).isin(wanted).to_numpy()
     unknown = wanted - set(corpus.pairs["pair_id"].astype(str))
     if not keep.any() or unknown:
         raise RunError(
-            f"part={part}: {len(unknown)} of the {len(wanted)} {part} pairs of {path} are not in corpus "
+            f"part={part}: {len(unknown)} of the {len(wanted)} {part} pairs of the model's run are not in corpus "
             f"{corpus.name!r}; name the corpus the model was trained on."
         )
     return corpus.subset(keep)
@@ -188,7 +191,7 @@ def summarise(bcs: BCS, scored: _Scored, config: ScoreConfig, folder: Path) -> d
         "pairs": len(frame),
         "skipped": len(scored.failed),
         "unmatched": len(scored.unmatched),
-        "trained_on": _trained_on(frame, folder),
+        "trained_on": trained_on(frame, folder),
         "held_out": (folder.parent / "split.parquet").is_file(),
         "coverage": config.coverage,
         "mean": {axis: None if frame[axis].isna().all() else float(frame[axis].mean()) for axis in AXES},
@@ -208,26 +211,6 @@ def summarise(bcs: BCS, scored: _Scored, config: ScoreConfig, folder: Path) -> d
             f"({ensemble.protocol}): the scores are not compared with its teachers."
         )
     return summary | {"warnings": [*_warnings(summary), *other, *bcs.warnings]}
-
-
-def _trained_on(frame: pd.DataFrame, folder: Path) -> int | None:
-    """How many of the scored pairs trained the model or stopped its training, by the run's ``split.parquet``.
-
-    The same id with the same concept counts, whatever the corpus is called. ``None`` where no split is known, in the
-    model's run or beside the model that ships.
-    """
-    from bcs_lab.split import concept_key
-
-    path = next((path for place in (folder.parent, folder) if (path := place / "split.parquet").is_file()), None)
-    if path is None:
-        return None
-    split = pd.read_parquet(path)
-    used = split[~split["split"].isin(["test", "unused"])]
-    known = set(zip(used["pair_id"].astype(str), used["concept"].map(concept_key), strict=True))
-    if "concept" not in frame:
-        return 0
-    scored = zip(frame["pair_id"].astype(str), frame["concept"].map(concept_key), strict=True)
-    return sum(pair in known for pair in scored)
 
 
 def _pairs(n: int) -> str:

@@ -12,7 +12,7 @@ import pandas as pd
 from bcs_lab.config import StudySelectConfig, absolute, parse
 from bcs_lab.consensus import consensus
 from bcs_lab.corpus import Corpus
-from bcs_lab.errors import ConfigError, CorpusError, RunError, listing
+from bcs_lab.errors import ConfigError, CorpusError, listing
 from bcs_lab.evaluate import axis_scores
 from bcs_lab.files import check_writable
 from bcs_lab.human.study import FILE, STRATA, Study
@@ -117,14 +117,10 @@ def _from_model(
 
 def _parts(model: Path) -> dict[str, str]:
     """Pair -> part by the run that the model lies in; empty where it lies in none."""
-    path = model.parent / "split.parquet"
-    if not path.is_file():
-        return {}
-    try:
-        frame = pd.read_parquet(path, columns=["pair_id", "split"])
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: expected the split of a training run, cannot be read ({error})") from None
-    return dict(zip(frame["pair_id"].astype(str), frame["split"].astype(str), strict=True))
+    from bcs_lab.models import known_split
+
+    frame = known_split(model)
+    return {} if frame is None else dict(zip(frame["pair_id"], frame["split"], strict=True))
 
 
 def _from_file(path: Path, corpus: Corpus) -> Scored:

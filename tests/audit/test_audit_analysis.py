@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 
 from drawn_corpus import draw_corpus
 
-from bcs_lab.audit.analysis import ANALYSES, Measured, Probed, Settings, analyze, pair_rows, paper_audit
+from bcs_lab.audit.analysis import ANALYSES, Measured, Probed, Settings, analyze, most_and_least, pair_rows, paper_audit
 from bcs_lab.audit.consensus_scores import DEFINITIONS, consensus_scores
 from bcs_lab.audit.gallery import mean_ranks, worst_pairs
 from bcs_lab.audit.metrics import MetricSpec
@@ -208,7 +208,8 @@ def test_pairs_without_a_score_are_counted_on_each_axis(corpus: Corpus, measured
     table = next(table for table in tables(result) if table.name == "consensus")
     assert [column.heading for column in table.columns[1:3]] == ["pairs T-PAS", "pairs T-SAS"]
     assert [column.cell(row) for column in table.columns[1:3]] == ["39", "35"]
-    assert any("Of 40 pairs there is no T-PAS of 1, no T-SAS of 5 and no regime of 6" in note for note in result["notes"])
+    said = "Of 40 pairs there is no T-PAS of 1, no T-SAS of 5 and no regime of 6"
+    assert any(said in note for note in result["notes"])
 
 
 @pytest.mark.filterwarnings("error")
@@ -239,6 +240,49 @@ def test_regimes_of_no_pair_have_a_reason_for_each_consensus(corpus: Corpus, tmp
     keys = {key for key in result["undefined"] if key.startswith("regimes/")}
     assert keys == {f"regimes/{name}/{group}" for name in DEFINITIONS for group in ("overall", "m0", "m1")}
     assert "regimes.png" not in {path.name for path in write_figures(result, tmp_path)}
+
+
+def test_most_and_least_by_one_rule() -> None:
+    def rows(*values: float | None) -> list[dict[str, Any]]:
+        return [{"rho": value} for value in values]
+
+    assert most_and_least(rows(0.4, None, 0.1, -0.5), "rho") == ({"rho": 0.4}, {"rho": -0.5})
+    assert most_and_least(rows(-0.4, -0.2), "rho") == ({"rho": -0.2}, {"rho": -0.4})
+    assert most_and_least(rows(0.4, None), "rho") == ({"rho": 0.4}, None)
+    assert most_and_least(rows(0.4, 0.4), "rho") == ({"rho": 0.4}, None)
+    for values in ((), (None,), (0.09, -0.05)):
+        assert most_and_least(rows(*values), "rho") == (None, None)
+
+
+def test_one_metric_or_none_that_matters_has_no_most_and_least(corpus: Corpus, measured: Measured) -> None:
+    one = Measured(measured.specs, {"distance": measured.values["distance"]})
+    assert not [note for note in analyze(corpus, corpus.teachers, one, QUICK)["notes"] if "goes most" in note]
+
+
+def test_what_costs_every_metric_its_value_is_said_once(corpus: Corpus) -> None:
+    values = np.linspace(0, 1, len(corpus))
+    values[3] = np.nan
+    names = ("one", "two", "three")
+    bad = {"reference image: cut short": 1}
+    for failed, who in (
+        (dict.fromkeys(names, bad), ["Every metric"]),
+        ({"one": bad, "three": bad, "two": {"undefined": 1}}, ["ONE, THREE", "TWO"]),
+    ):
+        measured = Measured({name: spec(name) for name in names}, dict.fromkeys(names, values), failed=failed)
+        notes = analyze(corpus, corpus.teachers, measured, QUICK)["notes"]
+        assert [note.split(":")[0] for note in notes if "no value for 1 of 40 pairs" in note] == who
+
+
+def test_a_method_called_like_all_pairs_is_no_other_group(corpus: Corpus, measured: Measured) -> None:
+    names = corpus.pairs["method"].replace("m0", "overall")
+    odd = replace(corpus, pairs=corpus.pairs.assign(method=names))
+    result = analyze(odd, odd.teachers, measured, QUICK)
+    rows = result["regime_rows"]["teachers"]
+    assert [row["group"] for row in rows] == ["overall", "m1", "'overall'"]
+    assert [row["n"] for row in rows] == [40, 20, 20]
+    assert rows[0]["paper"] is not None
+    assert rows[2]["paper"] is None
+    assert list(result["regimes"]) == ["overall", "m1", "'overall'"]
 
 
 def test_without_teachers_captions_judge(corpus: Corpus, measured: Measured) -> None:

@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 from drawn_corpus import draw_corpus
 
 from bcs_lab import rationales
+from bcs_lab.audit.metrics import blip
 from bcs_lab.cli import main
 
 PIXELS = "metrics=[mse,ssim,edge_cosine]"
@@ -246,7 +247,7 @@ def test_a_model_on_its_own_training_pairs_is_said(bcs: Callable[..., int]) -> N
          "captions, degradation, regimes, gallery, got ['everything']"),
         ("analyses=[]", "gallery, got []"),
         ("analyses=[consensus,consensus]", "got ['consensus', 'consensus']"),
-        ("metrics=[]", "metrics: expected all, list, or one or more distinct metrics (metrics=list shows them), got []"),
+        ("metrics=[]", "expected all, list, or one or more distinct metrics (metrics=list shows them), got []"),
         ("metrics=3", "shows them), got 3"),
     ],
 )  # fmt: skip
@@ -267,3 +268,48 @@ def test_a_single_name_needs_no_brackets(bcs: Callable[..., int], drawn: Path) -
     result = strict(Path("audit/audit.json"))
     assert [row["metric"] for row in result["metrics"]] == ["mse"]
     assert result["settings"]["analyses"] == ["regimes"]
+
+
+def test_options_of_a_metric_that_is_not_asked_for_are_refused(
+    bcs: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bcs("corpus=brainbank", PIXELS, "options={sism:{window:uniform}}") == 2
+    assert "found 'sism'. Did you mean ssim?" in capsys.readouterr().err
+    assert bcs("corpus=brainbank", PIXELS, "options={bcs:{model:elsewhere}}") == 2
+    assert "found 'bcs'. Asked for: mse, ssim" in capsys.readouterr().err
+
+
+def test_the_cosine_of_an_unknown_encoder_is_refused(
+    bcs: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bcs("corpus=brainbank", "metrics=[cosine:nope,cosine:siglipp,mse]") == 2
+    error = capsys.readouterr().err
+    assert "cosine:nope" in error
+    assert "Did you mean siglip" in error
+    assert "efficientnet_lite0" in error
+    assert "any other model by cosine:timm:MODEL" in error
+    # what may exist elsewhere is not refused, but unavailable; what the corpus ships is there
+    given = ("metrics=[cosine:timm:resnet18,cosine:efficientnet_lite0]", "analyses=[consensus]", QUICK[0])
+    assert bcs("corpus=brainbank", "out=audit", *given) == 0
+    assert set(strict(Path("audit/audit.json"))["unavailable"]) == {"cosine:timm:resnet18"}
+
+
+def test_the_captioner_is_tried_quietly_and_only_for_captions(
+    bcs: Callable[..., int], drawn: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    known = blip.load
+
+    def load(spec: Any, *rest: Any) -> Any:
+        tried.append(spec.name)
+        return known(spec, *rest)
+
+    monkeypatch.setattr(blip, "load", load)
+    given = ("corpus=manifest", f"corpus.root={drawn}", "out=audit", *QUICK)
+    assert bcs(*given, "metrics=mse", "analyses=regimes") == 0
+    assert tried == []
+    assert bcs(*given, "metrics=mse", "analyses=captions") == 0
+    assert tried == ["blip_sbert"]
+    assert "blip_sbert" not in capsys.readouterr().err
+    assert bcs(*given, "metrics=blip_sbert", "analyses=captions") == 0
+    assert "metric blip_sbert is unavailable" in capsys.readouterr().err

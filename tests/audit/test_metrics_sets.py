@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,13 @@ def test_recurring_references_count_once_and_methods_stand_alone(tmp_path: Path,
             shares.append(np.mean([other < own for other in others]))
         assert values.loc[group, "two_way"] == pytest.approx(np.mean(shares), abs=1e-12)
         assert values.loc[group, "references"] == len(references)
+
+
+def test_a_method_called_like_all_pairs_replaces_nothing(tmp_path: Path, weights: Path, corpus: Corpus) -> None:
+    metric = load_metric("alexnet2", options={"source": str(weights)}, device="cpu")
+    odd = replace(corpus, pairs=corpus.pairs.assign(method=corpus.pairs["method"].replace("M0", "overall")))
+    table = compute_set_table(odd, [metric], tmp_path, progress=False).values.set_index("group")
+    assert table["pairs"].to_dict() == {"overall": 9, "M1": 4, "'overall'": 5}
 
 
 def test_correlations_are_found_again(

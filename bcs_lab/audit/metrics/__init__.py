@@ -169,6 +169,7 @@ def load_metrics(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     device: str = "auto",
     compat: str = "correct",
+    quiet: Sequence[str] = (),
 ) -> tuple[list[Metric], dict[str, str]]:
     """Load several metrics; those that cannot run are named with the reason and keep no other one from running.
 
@@ -177,6 +178,7 @@ def load_metrics(
         options: metric (or ``bcs``) -> options.
         device: as in :func:`load_metric`.
         compat: as there.
+        quiet: names that nobody asked for: no warning where they cannot run.
 
     Returns:
         The metrics in order, and name -> reason of those that are unavailable.
@@ -199,7 +201,8 @@ def load_metrics(
             metrics.append(load_metric(name, options=own, device=device, compat=compat, shared=shared))
         except MetricUnavailable as error:
             unavailable[name] = str(error)
-            log.warning("metric %s is unavailable: %s", name, str(error).splitlines()[0])
+            level = logging.DEBUG if name in quiet else logging.WARNING
+            log.log(level, "metric %s is unavailable: %s", name, str(error).splitlines()[0])
     return metrics, unavailable
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from bcs_lab.audit.metrics.base import PICTURE, Family, MetricSpec, Values
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 AXES: Mapping[str, str] = {"bcs_pas": "t_pas", "bcs_sas": "t_sas"}
 
@@ -32,24 +32,6 @@ def load(spec: MetricSpec, options: Mapping[str, Any], device: str, compat: str,
         bcs.load_encoders()
         shared[key] = BCSFamily(bcs)
     return shared[key]
-
-
-def trained_on(pairs: pd.DataFrame, model: str) -> int | None:
-    """How many of some pairs trained a model or stopped its training, by the ``split.parquet`` of its run.
-
-    The same id with the same concept counts, whatever the corpus is called.
-
-    Args:
-        pairs: ``pair_id`` and ``concept``.
-        model: as in :meth:`bcs_lab.score.BCS.load`.
-
-    Returns:
-        The count; ``None`` where no split is known, in the model's run or beside the model.
-    """
-    from bcs_lab.models import resolve_model
-    from bcs_lab.tasks.score import _trained_on
-
-    return _trained_on(pairs, resolve_model(model))
 
 
 class BCSFamily(Family):
