@@ -131,8 +131,8 @@ def _part(corpus: Corpus, part: str, model: Path) -> Corpus:
     frame = known_split(model)
     if frame is None:
         raise RunError(
-            f"part={part}: split.parquet is not there, neither beside {model} nor in it; a part is known only where the "
-            "model lies in its run's folder."
+            f"part={part}: split.parquet is not there, neither beside {model} nor in it; a part is known only where "
+            "the model lies in its run's folder."
         )
     wanted = set(frame.loc[frame["split"] == part, "pair_id"])
     if not wanted:
