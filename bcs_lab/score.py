@@ -431,7 +431,8 @@ class BCS:
             progress: show a bar when standard error is a terminal.
 
         Returns:
-            The table of :meth:`score_pairs`, and what is wrong with pairs that are not in it.
+            The table of :meth:`score_pairs`, and what is wrong with pairs that are not in it. Its ``attrs["cosines"]``
+            holds the plain cosines of the model's encoders, by name, where they were needed anyway.
 
         Raises:
             EncoderError: embeddings or weights cannot be had.
@@ -450,7 +451,19 @@ class BCS:
             total=len(corpus), progress=progress, max_pixels=corpus.max_image_pixels, store=store,
         )  # fmt: skip
         problems = [corpus.problem(row, message) for row, message in result.problems]
-        return _corpus_table(corpus.pairs.iloc[result.kept], result.scores), problems
+        frame = _corpus_table(corpus.pairs.iloc[result.kept], result.scores)
+        frame.attrs["cosines"] = self._named_cosines(result.cosines)
+        return frame, problems
+
+    def _named_cosines(self, values: NDArray[np.float64]) -> dict[str, list[float]]:
+        """Cosines [n, n_embedded] under the names that result tables use."""
+        from bcs_lab.results import COSINE_MEAN
+
+        found = {f"cosine {record['label']}": values[:, at].tolist() for at, record in enumerate(self._embedded)}
+        networks = [
+            at for at, record in enumerate(self._embedded) if record["fingerprint"].get("library") != "bcs_lab.lowlevel"
+        ]
+        return found | ({COSINE_MEAN: values[:, networks].mean(axis=1).tolist()} if len(networks) > 1 else {})
 
     def _score_stored(
         self, corpus: Corpus, store: EmbeddingStore | None, coverage: float
@@ -466,14 +479,17 @@ class BCS:
         by_name = {part.name: part for part in found}
         parts = [by_name[name] for name in names]
         self._agree([(record, part.fingerprint) for record, part in zip(self._embedded, parts, strict=True)])
-        scores = []
+        scores, cosines = [], []
         for start in range(0, max(len(left), 1), CHUNK):
             rows = slice(start, start + CHUNK)
             sides = [[part.images[index[rows]] for part, index in zip(parts, indices, strict=True)] for indices in (
                 [part.reference for part in parts], [part.reconstruction for part in parts])]  # fmt: skip
             values = None if compared is None else compared[rows]
             scores.append(scores_of(self.ensemble, sides[0], sides[1], coverage, similarities=values))
-        return _corpus_table(left.pairs, joined(scores)), left.skipped
+            cosines.append(_cosines(sides[0], sides[1]))
+        frame = _corpus_table(left.pairs, joined(scores))
+        frame.attrs["cosines"] = self._named_cosines(np.concatenate(cosines))
+        return frame, left.skipped
 
     def _stored_similarities(self, corpus: Corpus, store: EmbeddingStore | None) -> tuple[Corpus, np.ndarray | None]:
         """Similarities that are shipped or stored, [n, in_dim], of a model that takes any."""
@@ -513,6 +529,7 @@ class BCS:
             (picture for pair in pairs for picture in pair), max_pixels=max_pixels or self.max_image_pixels, store=store
         )
         parts: list[BCSScore] = []
+        cosines: list[NDArray[np.float64]] = []
         kept: list[int] = []
         problems: list[tuple[int, str]] = []
         waiting: list[tuple[Vectors, Vectors]] = []
@@ -536,6 +553,7 @@ class BCS:
                     columns.append(step.compare_all([(one[number], two[number]) for one, two in waiting]))
                 values = np.concatenate(columns, axis=1)
             parts.append(scores_of(self.ensemble, sides[0], sides[1], coverage, similarities=values))
+            cosines.append(_cosines(sides[0], sides[1]))
             waiting.clear()
 
         with tqdm(total=total, desc="scoring", unit="pair", disable=not show) as bar:
@@ -557,7 +575,7 @@ class BCS:
         if progress and not show and total is not None:
             seconds = time.monotonic() - begun
             logger.info("scored %s in %.1f s", count(len(kept), "pair"), seconds)
-        return _Streamed(joined(parts), np.array(kept, dtype=np.int64), problems)
+        return _Streamed(joined(parts), np.array(kept, dtype=np.int64), problems, np.concatenate(cosines))
 
     # --- as a loss ---------------------------------------------------------------------------------------------------
 
@@ -638,11 +656,23 @@ def _embedding(result: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Streamed:
-    """Scores of the pairs that could be scored, which ones they are, and what is wrong with the others."""
+    """Scores of the pairs that could be scored, which ones they are, what is wrong with the others, and cosines."""
 
     scores: BCSScore
     kept: NDArray[np.int64]
     problems: list[tuple[int, str]]
+    cosines: NDArray[np.float64]
+
+
+def _cosines(reference: Sequence[np.ndarray], reconstruction: Sequence[np.ndarray]) -> NDArray[np.float64]:
+    """Of each encoder's two embeddings [n, dim]: [n, n_encoders]; 0 for one without length."""
+    columns = []
+    for a, b in zip(reference, reconstruction, strict=True):
+        one, two = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+        lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(two, axis=1)
+        columns.append((one * two).sum(axis=1) / np.where(lengths > 0, lengths, 1.0))
+    n = len(reference[0]) if reference else 0
+    return np.stack(columns, axis=1) if columns else np.zeros((n, 0))
 
 
 def differences(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

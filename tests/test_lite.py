@@ -190,3 +190,16 @@ def test_variants_of_a_decoder_are_left_out_together() -> None:
         "ATM", "ATM+contrastive", "ATM-S_SDXL-prompt", "ATM_clip-only_repro",
     }  # fmt: skip
     assert len(set(families)) == len(set(methods)) - 3
+
+
+def test_cosines_stand_beside_the_scores_of_a_corpus() -> None:
+    from bcs_lab.embeddings import pair_embeddings
+    from bcs_lab.results import cosines
+
+    corpus = load_corpus("brainbank")
+    frame, problems = BCS.load("bcs-lite").score_corpus(corpus, progress=False)
+    assert not problems
+    expected = cosines(pair_embeddings(corpus, ENCODERS, store=None)[1])
+    assert list(frame.attrs["cosines"]) == list(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(frame.attrs["cosines"][name], values, atol=1e-6)

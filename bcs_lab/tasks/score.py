@@ -42,6 +42,7 @@ class _Scored:
     failed: list[Problem] = field(default_factory=list)
     unmatched: list[Problem] = field(default_factory=list)
     corpus: Corpus | None = None
+    cosines: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 def run(values: dict[str, Any], out: Path, start: Path) -> dict[str, Any]:
@@ -151,7 +152,8 @@ def _part(corpus: Corpus, part: str, model: Path) -> Corpus:
 def _score(bcs: BCS, source: FolderPairs | Corpus, config: ScoreConfig, start: Path) -> _Scored:
     if isinstance(source, Corpus):
         frame, failed = bcs.score_corpus(source, store=open_store(config.store, start), coverage=config.coverage)
-        return _Scored(frame, [*source.skipped, *failed], corpus=source)
+        cosines = frame.attrs.pop("cosines")  # not for the table's file
+        return _Scored(frame, [*source.skipped, *failed], corpus=source, cosines=cosines)
     frame = bcs.score_pairs(source.pairs, coverage=config.coverage, on_bad_row="skip")
     files = dict(zip(source.pairs["pair_id"], source.pairs["reconstruction"], strict=True))
     failed = [
@@ -202,7 +204,7 @@ def summarise(bcs: BCS, scored: _Scored, config: ScoreConfig, folder: Path) -> d
         "ood": _ood(frame),
         "methods": method_table(frame, **settings),
         "differences": method_differences(frame, **settings),
-        "against_consensus": None if corpus is None else _against_consensus(frame, corpus, ensemble, config),
+        "against_consensus": None if corpus is None else _against_consensus(scored, corpus, ensemble, config),
     }
     other = []
     if corpus is not None and corpus.teachers and not _same_questions(ensemble, corpus):
@@ -230,13 +232,17 @@ def _same_questions(ensemble: Ensemble, corpus: Corpus) -> bool:
 
 
 def _against_consensus(
-    frame: pd.DataFrame, corpus: Corpus, ensemble: Ensemble, config: ScoreConfig
+    scored: _Scored, corpus: Corpus, ensemble: Ensemble, config: ScoreConfig
 ) -> dict[str, Any] | None:
-    """How near the scores come to the teachers of the scored corpus, where it has any that answered these questions."""
+    """How near the scores come to the teachers of the scored corpus, where it has any that answered these questions.
+
+    Plain cosines stand beside them under ``baselines``.
+    """
     from bcs_lab.consensus import consensus
-    from bcs_lab.evaluate import bootstrap_ci, evaluate
+    from bcs_lab.evaluate import bootstrap_ci, cosine_baseline, evaluate
     from bcs_lab.split import concept_key
 
+    frame = scored.frame
     rows = pd.Index(corpus.pairs["pair_id"]).get_indexer(pd.Index(frame["pair_id"]))
     if not corpus.teachers or np.isnan(corpus.answers[rows]).all():
         return None
@@ -253,6 +259,10 @@ def _against_consensus(
         "ci95": intervals,
         "teachers": list(corpus.teachers),
         "simulated": corpus.simulated_teachers,
+        "baselines": {
+            name: cosine_baseline(np.asarray(values), target, corpus.protocol)
+            for name, values in scored.cosines.items()
+        },
     }
 
 
@@ -386,7 +396,13 @@ def _consensus_text(against: Mapping[str, Any]) -> str:
 
     parts = [f"{HEADINGS[key]} {number(against[key])}" for key in ("q_mae", "pas_r", "pas_rho", "sas_r", "sas_rho")]
     simulated = " (simulated)" if against["simulated"] else ""
-    return f"Against the corpus' own teachers{simulated}, {', '.join(against['teachers'])}: {', '.join(parts)}"
+    lines = [f"Against the corpus' own teachers{simulated}, {', '.join(against['teachers'])}: {', '.join(parts)}"]
+    keys = ("pas_r", "pas_rho", "sas_r", "sas_rho")
+    lines += [
+        f"  {name}: " + ", ".join(f"{HEADINGS[key]} {number(values[key])}" for key in keys)
+        for name, values in against["baselines"].items()
+    ]
+    return "\n".join(lines)
 
 
 def _bounds(row: Mapping[str, Any], axis: str) -> str:
