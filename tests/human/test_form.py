@@ -65,6 +65,18 @@ def downloaded(browser: Any, rater: str) -> dict[str, Any]:
     raise AssertionError(f"no {path.name} among {list(browser.downloads.iterdir())}")
 
 
+def session_button(browser: Any, rater: str) -> Any:
+    """The button that goes on with a rater's session, once the page has drawn it."""
+    from selenium.webdriver.common.by import By
+
+    for _ in range(100):
+        found = [one for one in browser.find_elements(By.CSS_SELECTOR, "#sessions button") if rater in one.text]
+        if found:
+            return found[0]
+        time.sleep(0.05)
+    raise AssertionError(f"no session of {rater}")
+
+
 def typed(study: Study, asked: Questionnaire, rater: str, keys: str) -> dict[str, dict[str, float | None]]:
     """The answers that the keys give in this rater's order."""
     values = {str(k + 1): value for k, value in enumerate(asked.scale.values)} | {"0": None}
@@ -114,8 +126,10 @@ def test_from_selection_to_results(
     browser.refresh()
     begin(browser, "r2")
     press(browser, keys["r2"][:10])
+    assert shown(browser, "count") == "10 of 36 answered"
+    time.sleep(0.3)  # the browser hands what is kept to another process
     browser.refresh()
-    (resume,) = [one for one in browser.find_elements(By.CSS_SELECTOR, "#sessions button") if "r2" in one.text]
+    resume = session_button(browser, "r2")
     assert "10 of 36" in resume.text
     resume.click()
     assert shown(browser, "where") == "Pair 2 of 4"
