@@ -94,6 +94,8 @@ def answers(ratings: dict[str, Any]) -> dict[str, dict[str, float | None]]:
     return {item: {q: one["value"] for q, one in given.items()} for item, given in ratings["answers"].items()}
 
 
+# Among the slow ones, since after a long run of other pages the browser now and then loses what a file's page has kept.
+@pytest.mark.slow
 def test_from_selection_to_results(
     browser: Any, bcs: Callable[..., int], tmp_path: Path, asked: Questionnaire, capsys: pytest.CaptureFixture[str]
 ) -> None:
