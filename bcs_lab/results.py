@@ -164,9 +164,13 @@ def cosines(embeddings: Sequence[PairEmbeddings]) -> dict[str, Floats]:
     """
     found: dict[str, Floats] = {f"cosine {part.label}": cosine_scores(part) for part in embeddings}
     networks = [f"cosine {part.label}" for part in embeddings if (part.stand_in or part.name) != "lowlevel"]
-    if len(networks) >= 2:
-        found[COSINE_MEAN] = np.mean([found[name] for name in networks], axis=0)
-    return found
+    return with_mean(found, networks)
+
+
+def with_mean(found: Mapping[str, Floats], networks: Sequence[str]) -> dict[str, Floats]:
+    """The same cosines and, of two networks or more, their mean."""
+    mean = {COSINE_MEAN: np.mean([found[name] for name in networks], axis=0)} if len(networks) >= 2 else {}
+    return {**found, **mean}
 
 
 def evaluate_truth(

@@ -457,13 +457,15 @@ class BCS:
 
     def _named_cosines(self, values: NDArray[np.float64]) -> dict[str, list[float]]:
         """Cosines [n, n_embedded] under the names that result tables use."""
-        from bcs_lab.results import COSINE_MEAN
+        from bcs_lab.results import with_mean
 
-        found = {f"cosine {record['label']}": values[:, at].tolist() for at, record in enumerate(self._embedded)}
+        found = {f"cosine {record['label']}": values[:, at] for at, record in enumerate(self._embedded)}
         networks = [
-            at for at, record in enumerate(self._embedded) if record["fingerprint"].get("library") != "bcs_lab.lowlevel"
+            f"cosine {record['label']}"
+            for record in self._embedded
+            if record["fingerprint"].get("library") != "bcs_lab.lowlevel"
         ]
-        return found | ({COSINE_MEAN: values[:, networks].mean(axis=1).tolist()} if len(networks) > 1 else {})
+        return {name: column.tolist() for name, column in with_mean(found, networks).items()}
 
     def _score_stored(
         self, corpus: Corpus, store: EmbeddingStore | None, coverage: float
